@@ -1,12 +1,37 @@
-"""What a kernel variant is: the axes, their spelling, and the canonical name."""
+"""What a kernel variant is (the axes, their spelling, the canonical name) and what a plan for it says."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
+from typing import Any
 
+from fa3gen.errors import Location
 from fa3gen.features import FEATURES
+
+__all__ = [
+    "Arch",
+    "DType",
+    "Family",
+    "ForwardPlan",
+    "HeadDim",
+    "Layout",
+    "Location",
+    "Mask",
+    "Scheduler",
+    "Softmax",
+    "Toolchain",
+    "Variant",
+    "parse_name",
+]
+
+
+class Toolchain(str, Enum):
+    """Whose CUDA libraries of the DSL compile: cubins of cu12 load on CUDA 12 and 13 drivers."""
+
+    CU12 = "cu12"
+    CU13 = "cu13"
 
 
 class Family(str, Enum):
@@ -58,18 +83,6 @@ class HeadDim:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Location:
-    """Where in a YAML file something was said; lines and columns count from 1."""
-
-    file: str
-    line: int
-    column: int
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line}:{self.column}"
-
-
-@dataclass(frozen=True, slots=True, order=True)
 class Variant:
     """What one kernel computes.  How it does so is a plan (plan.py)."""
 
@@ -95,18 +108,20 @@ class Variant:
         return self.mask is Mask.CAUSAL
 
 
+def _any_of(kind: type[Enum]) -> str:
+    """A regular expression for the values of ``kind``, longer ones before their beginnings."""
+    return "|".join(sorted((re.escape(item.value) for item in kind), key=len, reverse=True))
+
+
 def parse_name(name: str) -> Variant:
     """The variant a canonical name stands for; ``ValueError`` where it is none."""
-    values = "|".join
-    layouts = sorted((x.value for x in Layout if x is not Layout.DENSE), key=len, reverse=True)
-    layout = f"(?:_(?P<layout>{values(layouts)}))?" if layouts else "(?P<layout>)"
-    features = "".join(f"(?P<f_{f}>_{f})?" for f in FEATURES)
+    features = "".join(f"(?P<f_{name}>_{name})?" for name in FEATURES)
     pattern = (
-        f"(?P<family>{values(x.value for x in Family)})_(?P<dtype>{values(x.value for x in DType)})_d(?P<head_dim>[0-9x]+)"
-        f"_(?P<mask>{values(x.value for x in Mask)}){layout}{features}_(?P<arch>{values(x.value for x in Arch)})"
+        f"(?P<family>{_any_of(Family)})_(?P<dtype>{_any_of(DType)})_d(?P<head_dim>[0-9x]+)"
+        f"_(?P<mask>{_any_of(Mask)})(?:_(?P<layout>{_any_of(Layout)}))?{features}_(?P<arch>{_any_of(Arch)})"
     )
     match = re.fullmatch(pattern, name)
-    if match is None:
+    if match is None or match["layout"] == Layout.DENSE.value:  # dense is not spelled out
         raise ValueError(f"{name!r} is not a kernel name like fwd_bf16_d128_causal_sm90a")
     return Variant(
         Family(match["family"]),
@@ -117,3 +132,54 @@ def parse_name(name: str) -> Variant:
         Layout(match["layout"] or Layout.DENSE),
         tuple(f for f in FEATURES if match[f"f_{f}"]),
     )
+
+
+class Scheduler(str, Enum):
+    STATIC = "static"  # one tile a CTA
+    DYNAMIC = "dynamic"  # persistent CTAs that draw tiles from an atomic counter
+
+
+class Softmax(str, Enum):
+    EXACT = "exact"  # O is rescaled in every step
+    LAZY = "lazy"  # O is rescaled only when a row maximum of the warp grew by more than 2^8
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardPlan:
+    """The plan of a ``fwd`` kernel."""
+
+    variant: Variant
+    tile_m: int  # query rows of a CTA: 64 per consumer warpgroup
+    tile_n: int  # keys of a step
+    stages: int  # K and V blocks in flight
+    q_stages: int  # Q tiles in shared memory; O is staged over its own Q
+    producer_regs: int
+    consumer_regs: int
+    scheduler: Scheduler
+    softmax: Softmax
+    pin_pv_wait: bool  # keep the exponentials above the wait for PV (ptxas hoists that wait over arithmetic)
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def warpgroups(self) -> int:
+        """Consumer warpgroups, 64 rows each."""
+        return self.tile_m // 64
+
+    @property
+    def threads(self) -> int:
+        return 128 * (self.warpgroups + 1)
+
+    @property
+    def name(self) -> str:
+        return self.variant.name
+
+    def to_json(self) -> dict[str, Any]:
+        """Plan fields as plain JSON types, for the manifest."""
+        out: dict[str, Any] = {}
+        for f in fields(self):
+            if f.name != "variant":
+                value = getattr(self, f.name)
+                out[f.name] = (
+                    value.value if isinstance(value, Enum) else list(value) if isinstance(value, tuple) else value
+                )
+        return out
