@@ -5,33 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeVar
 
 from yaml.nodes import Node
 
 from fa3gen.errors import Location
 from fa3gen.features import FEATURES, PLAIN, parse_features
 from fa3gen.model import Arch, DType, Family, HeadDim, Layout, Mask, Variant
-from fa3gen.yamlfile import Entry, YamlFile
+from fa3gen.yamlfile import Entry, YamlFile, enum_parser, spellings
 
 AxisValue = Family | Arch | DType | HeadDim | Mask | Layout | tuple[str, ...]
-E = TypeVar("E", bound=Enum)
-
-
-def enum_parser(kind: type[E], what: str) -> Callable[[str], E]:
-    """Parses the values of ``kind``; the ValueError names ``what``."""
-
-    def parse(text: str) -> E:
-        try:
-            return kind(text)
-        except ValueError:
-            raise ValueError(f"{what} has no value {text!r}") from None
-
-    return parse
-
-
-def spellings(kind: type[Enum]) -> tuple[str, ...]:
-    return tuple(str(item.value) for item in kind)
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from yaml.nodes import MappingNode, Node
 
-from fa3gen.axes import AXES, AxisValue, Cells, cells_of, enum_parser, read_cells, spellings
+from fa3gen.axes import AXES, AxisValue, Cells, cells_of, read_cells
 from fa3gen.errors import ConfigError, Diagnostic
 from fa3gen.model import Arch, Family, Layout, Toolchain
-from fa3gen.yamlfile import Entry, YamlFile
+from fa3gen.yamlfile import Entry, YamlFile, spellings
 
 SCHEMA = "1"
 TOP_KEYS = ("schema", "toolchain", "defaults", "families", "presets")
@@ -97,10 +97,7 @@ class _ConfigReader:
         top = yaml.mapping(yaml.root, "the file", TOP_KEYS, required=("schema", "toolchain", "families"))
         if "schema" in top:
             yaml.schema(top["schema"].value, SCHEMA)
-        toolchain = Toolchain.CU12
-        if "toolchain" in top:
-            parse = enum_parser(Toolchain, "toolchain")
-            toolchain = yaml.value(top["toolchain"].value, "toolchain", parse, spellings(Toolchain)) or toolchain
+        toolchain = yaml.choice(top, "toolchain", Toolchain, Toolchain.CU12)
         before = len(yaml.problems)
         defaults = read_cells(yaml, top["defaults"].value, "defaults", CELL_AXES).values if "defaults" in top else {}
         families = self._families(top["families"], complete=len(yaml.problems) == before) if "families" in top else ()
@@ -127,12 +124,7 @@ class _ConfigReader:
             axes = Cells(values, yaml.location(parts["axes"].key), len("axes"))
         exclude = [self._exclude(item, f"{what}.exclude") for item in self._items(parts, "exclude", what)]
         include = [read_cells(yaml, item, f"{what}.include", CELL_AXES) for item in self._items(parts, "include", what)]
-        policy = OnUnsupported.ERROR
-        if "on_unsupported" in parts:
-            parse = enum_parser(OnUnsupported, "on_unsupported")
-            policy = (
-                yaml.value(parts["on_unsupported"].value, "on_unsupported", parse, spellings(OnUnsupported)) or policy
-            )
+        policy = yaml.choice(parts, "on_unsupported", OnUnsupported, OnUnsupported.ERROR)
         complete = complete and len(yaml.problems) == before
         return FamilyConfig(family, axes, tuple(exclude), tuple(include), policy, complete)
 

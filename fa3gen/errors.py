@@ -153,6 +153,11 @@ class DiagnosticError(UsageError):
         self.sources = dict(sources or {})
         super().__init__("\n".join(self._render(d) for d in self.diagnostics), hint=hint)
 
+    def __str__(self) -> str:
+        """Every diagnostic, then how many there are and the next step."""
+        count = f"{len(self.diagnostics)} error{'s' * (len(self.diagnostics) != 1)}"
+        return f"{self.message}\n{count}; {self.hint}" if self.hint else self.message
+
     def _render(self, diagnostic: Diagnostic) -> str:
         text = self.sources.get(diagnostic.location.file) if diagnostic.location else None
         return diagnostic.render(text)

@@ -69,7 +69,7 @@ class HeadDim:
 
     @classmethod
     def parse(cls, text: str) -> HeadDim:
-        match = re.fullmatch(r"([1-9]\d*)(?:x([1-9]\d*))?", text)
+        match = re.fullmatch(r"([1-9][0-9]*)(?:x([1-9][0-9]*))?", text)
         if match is None:
             raise ValueError(f"head_dim {text!r} is not spelled like 128 or 192x128")
         qk = int(match[1])

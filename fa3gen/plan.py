@@ -16,11 +16,11 @@ from typing import Any, get_type_hints
 from yaml.nodes import MappingNode, Node
 
 from fa3gen.arch import ARCHS
-from fa3gen.axes import AXES, Cells, enum_parser, read_cells, spelled, spellings
+from fa3gen.axes import AXES, Cells, read_cells, spelled
 from fa3gen.errors import Diagnostic, PlanError, nearest
 from fa3gen.families import FAMILIES, unsupported
 from fa3gen.model import Arch, ForwardPlan, Scheduler, Softmax, Variant
-from fa3gen.yamlfile import YamlFile
+from fa3gen.yamlfile import YamlFile, enum_parser, spellings
 
 __all__ = ["PLAN_FIELDS", "ForwardPlan", "Rule", "Scheduler", "Softmax", "load_rules", "resolve"]
 
@@ -188,7 +188,7 @@ def _read_rule(yaml: YamlFile, node: Node) -> Rule:
         if name in entries:
             parse, allowed = _field(name)
             values[name] = yaml.value(entries[name].value, name, parse, allowed)
-    if not values and isinstance(node, MappingNode):
+    if set(entries) == {"match", "figure", "date"} and len(node.value) == len(entries):
         yaml.report("C007", "the rule sets no plan field", node, hint="add a field", allowed=tuple(PLAN_FIELDS))
     figure = yaml.scalar(entries["figure"].value, "figure") if "figure" in entries else ""
     date = yaml.value(entries["date"].value, "date", _date, ()) if "date" in entries else ""

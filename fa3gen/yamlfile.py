@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from enum import Enum
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,9 +13,26 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from fa3gen.errors import ConfigError, Diagnostic, Location, nearest
 
 T = TypeVar("T")
+E = TypeVar("E", bound=Enum)
 
 _KINDS = {MappingNode: "a mapping", SequenceNode: "a list", ScalarNode: "a single value"}
 _NULL = "tag:yaml.org,2002:null"
+
+
+def enum_parser(kind: type[E], what: str) -> Callable[[str], E]:
+    """Parses the values of ``kind``; the ValueError names ``what``."""
+
+    def parse(text: str) -> E:
+        try:
+            return kind(text)
+        except ValueError:
+            raise ValueError(f"{what} has no value {text!r}") from None
+
+    return parse
+
+
+def spellings(kind: type[Enum]) -> tuple[str, ...]:
+    return tuple(str(item.value) for item in kind)
 
 
 class Entry:
@@ -40,7 +58,9 @@ class YamlFile:
         self.root = self._compose()
 
     def error(self) -> ConfigError:
-        return ConfigError(self.problems, {self.file: self.text})
+        """The problems found, ending in the command that reads the file again."""
+        hint = f"correct {self.file}, then run `fa3gen list`"
+        return ConfigError(self.problems, {self.file: self.text}, hint=hint)
 
     def location(self, node: Node) -> Location:
         return Location(self.file, node.start_mark.line + 1, node.start_mark.column + 1)
@@ -71,19 +91,14 @@ class YamlFile:
     ) -> dict[str, Entry]:
         """The known entries of a mapping, each once; ``what`` names the mapping in messages."""
         entries = self.entries(node, what)
-        for name, entry in list(entries.items()):
-            if name not in known:
-                self.report(
-                    "C004",
-                    f"{what} has no key {name!r}",
-                    entry.key,
-                    hint="correct the key or remove it",
-                    allowed=tuple(known),
-                    near=name,
-                )
-                del entries[name]
+        unknown = [name for name in entries if name not in known]
+        for name in unknown:
+            hint = "correct the key or remove it"
+            message = f"{what} has no key {name!r}"
+            self.report("C004", message, entries.pop(name).key, hint=hint, allowed=tuple(known), near=name)
+        meant = {guess for name in unknown for guess in nearest(name, known)}  # a misspelt key is not missing as well
         for name in required:
-            if name not in entries and isinstance(node, MappingNode):
+            if isinstance(node, MappingNode) and name not in entries and name not in meant:
                 self.report("C007", f"{what} needs the key {name!r}", node, hint=f"add `{name}:`")
         return entries
 
@@ -150,6 +165,12 @@ class YamlFile:
             self.report("C006", str(error), node, hint="correct the value", allowed=allowed, near=text)
             return None
 
+    def choice(self, entries: Mapping[str, Entry], key: str, kind: type[E], default: E) -> E:
+        """The entry ``key`` as a member of ``kind``; the default where it is absent or wrong."""
+        if key not in entries:
+            return default
+        return self.value(entries[key].value, key, enum_parser(kind, key), spellings(kind)) or default
+
     def _is(self, node: Node, kind: type[Node], what: str, wanted: str) -> bool:
         if isinstance(node, kind):
             return True
@@ -160,10 +181,10 @@ class YamlFile:
         try:
             return path.read_text(encoding="utf-8-sig")
         except OSError as error:
-            raise self._fatal("C001", f"cannot read it: {error.strerror}", Location(self.file, 1, 1)) from error
+            raise self._fatal("C001", f"cannot read {self.file}: {error.strerror}", None) from error
         except UnicodeDecodeError as error:
-            message = f"it is not UTF-8: byte {error.start} is 0x{error.object[error.start]:02x}"
-            raise self._fatal("C001", message, Location(self.file, 1, 1)) from error
+            message = f"{self.file} is not UTF-8: byte {error.start} is 0x{error.object[error.start]:02x}"
+            raise self._fatal("C001", message, None) from error
 
     def _compose(self) -> Node:
         try:
@@ -183,11 +204,11 @@ class YamlFile:
                 "C002", "no YAML for fa3gen: it is nested too deeply", Location(self.file, 1, 1)
             ) from error
         if node is None:
-            raise self._fatal("C002", "the file is empty", Location(self.file, 1, 1))
+            raise self._fatal("C002", f"{self.file} is empty", None)
         return node
 
-    def _fatal(self, code: str, message: str, location: Location) -> ConfigError:
-        hint = "check the path" if code == "C001" else "correct the YAML"
+    def _fatal(self, code: str, message: str, location: Location | None) -> ConfigError:
+        hint = "name a readable file of UTF-8 text" if code == "C001" else "correct the YAML"
         return ConfigError([Diagnostic(code, message, location, hint)], {self.file: self.text})
 
 

@@ -29,6 +29,7 @@ TILE_ALIGNMENT = 1024
 
 #: Registers a consumer thread needs besides its accumulators (row maxima and sums, addresses, loop state), by consumer
 #: warpgroups.  Three and four have 160 and 112 registers, where ptxas needs a larger margin than at 240 to not spill.
+#: An estimate that sorts out hopeless plans; whether a kernel spills is read from its cubin.
 RESERVED_REGISTERS = {1: 24, 2: 24, 3: 32, 4: 32}
 
 _ELEMENT_BYTES = 2  # bf16 and fp16
