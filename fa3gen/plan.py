@@ -22,7 +22,7 @@ from fa3gen.families import FAMILIES, unsupported
 from fa3gen.model import Arch, ForwardPlan, Scheduler, Softmax, Variant
 from fa3gen.yamlfile import YamlFile, enum_parser, spellings
 
-__all__ = ["PLAN_FIELDS", "ForwardPlan", "Rule", "Scheduler", "Softmax", "load_rules", "resolve"]
+__all__ = ["PLAN_FIELDS", "ForwardPlan", "Rule", "Scheduler", "Softmax", "load_rules", "resolve", "shipped_rules"]
 
 SCHEMA = "1"
 RULES_DIR = Path(__file__).parent / "plans"

@@ -43,7 +43,7 @@ def test_plans_are_legal_and_say_why(variant: Variant) -> None:
 def test_figures_in_the_default_reasons() -> None:
     """What the reasons of families/fwd.py say in numbers."""
 
-    def kilobytes(variant: Variant, **changes: int) -> int:
+    def kilobytes(variant: Variant, **changes: Any) -> int:
         return sm90.smem_bytes(replace(_default(variant), **changes)) // 1024
 
     assert sm90.accumulator_registers(_default(D64)) == 128
@@ -93,7 +93,7 @@ def test_figures_in_the_default_reasons() -> None:
         ),
     ],
 )
-def test_one_step_beyond_is_rejected(variant: Variant, changes: dict[str, int], reason: str) -> None:
+def test_one_step_beyond_is_rejected(variant: Variant, changes: dict[str, Any], reason: str) -> None:
     assert reason in sm90.check(replace(_default(variant), **changes))
     with pytest.raises(PlanError) as caught:
         resolve(variant, changes)
@@ -112,7 +112,7 @@ def test_one_step_beyond_is_rejected(variant: Variant, changes: dict[str, int], 
         (D256, {"tile_n": 96, "stages": 1, "q_stages": 2}),
     ],
 )
-def test_up_to_the_limit_is_legal(variant: Variant, changes: dict[str, int]) -> None:
+def test_up_to_the_limit_is_legal(variant: Variant, changes: dict[str, Any]) -> None:
     plan = resolve(variant, changes)
     assert {name: getattr(plan, name) for name in changes} == changes
 
