@@ -1,0 +1,1 @@
+"""Attention from a bundle of precompiled kernels."""
