@@ -269,6 +269,7 @@ def index_text(manifest: Manifest) -> str:
         launch = entry.launch
         lines += [
             f"kernel {entry.name}",
+            f"key {' '.join(entry.key[:-1])} {words(entry.key.features)}",
             f"symbol {entry.symbol}",
             f"cubin {entry.cubin} {entry.cubin_bytes}",
             f"launch threads {launch.threads} smem {launch.smem_bytes} grid {launch.grid} tile_m {launch.tile_m} cluster {launch.cluster}",
