@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from fa3.contract import Launch, Param, ParamKind, TensorMap
 from fa3gen.arch import ARCHS
-from fa3gen.model import ForwardPlan, Scheduler
+from fa3gen.model import ForwardPlan
 
 #: Rows of a tensor map's box for Q and O: each consumer warpgroup has boxes of its own.
 _WARPGROUP_ROWS = 64
@@ -48,9 +48,10 @@ def signature(plan: ForwardPlan) -> Signature:
         Param("softmax_scale_log2", ParamKind.F32, "derived:softmax_scale_log2"),
         Param("m_tiles", ParamKind.I32, "derived:m_tiles"),
         Param("num_tiles", ParamKind.I32, "derived:num_tiles"),
-        Param("head_section", ParamKind.I32, "derived:head_section"),
     ]
-    if plan.scheduler is Scheduler.DYNAMIC:
+    if plan.variant.causal:
+        params.append(Param("head_section", ParamKind.I32, "derived:head_section"))
+    if plan.persistent:
         params.append(Param("tile_counter", ParamKind.POINTER, "workspace:tile_counter"))
     return Signature(("q", "k", "v", "out", "lse"), ("lse",), ("softmax_scale",), tuple(params))
 
@@ -60,7 +61,7 @@ def launch(plan: ForwardPlan) -> Launch:
     return Launch(
         threads=plan.threads,
         smem_bytes=ARCHS[plan.variant.arch].smem_bytes(plan),
-        grid="persistent" if plan.scheduler is Scheduler.DYNAMIC else "tile_per_cta",
+        grid="persistent" if plan.persistent else "tile_per_cta",
         tile_m=plan.tile_m,
     )
 

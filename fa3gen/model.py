@@ -170,6 +170,14 @@ class ForwardPlan:
         return 128 * (self.warpgroups + 1)
 
     @property
+    def persistent(self) -> bool:
+        return self.scheduler is Scheduler.DYNAMIC
+
+    @property
+    def lazy(self) -> bool:
+        return self.softmax is Softmax.LAZY
+
+    @property
     def name(self) -> str:
         return self.variant.name
 

@@ -1,0 +1,70 @@
+"""Which tile a CTA works on and which keys its rows see.
+
+Arithmetic without branches that serves Python integers and the DSL's alike: kernels trace it, tests enumerate it.
+All quantities are non-negative unless said.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+Int = Any  # int, or the DSL's Int32
+
+
+def minimum(a: Int, b: Int) -> Int:
+    if isinstance(a, int) and isinstance(b, int):
+        return min(a, b)
+    import cutlass
+
+    return cutlass.min(a, b)
+
+
+def maximum(a: Int, b: Int) -> Int:
+    if isinstance(a, int) and isinstance(b, int):
+        return max(a, b)
+    import cutlass
+
+    return cutlass.max(a, b)
+
+
+def quotient(a: Int, b: Int) -> Int:
+    """``a // b``; as an unsigned division, which is shorter in SASS."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a // b
+    from cutlass import Int32, Uint32
+
+    return Int32(Uint32(a) // Uint32(b))
+
+
+def ceil_div(a: Int, b: Int) -> Int:
+    return quotient(a + b - 1, b)
+
+
+def head_by_head(tile: Int, m_tiles: Int, heads_q: Int) -> tuple[Int, Int, Int]:
+    """(m_block, head, batch) of a tile where all take equally long: K and V of a head serve neighbouring tiles."""
+    pair = quotient(tile, m_tiles)
+    batch = quotient(pair, heads_q)
+    return tile - pair * m_tiles, pair - batch * heads_q, batch
+
+
+def longest_first(
+    tile: Int, m_tiles: Int, num_tiles: Int, heads_q: Int, head_section: Int
+) -> tuple[Int, Int, Int]:
+    """(m_block, head, batch) of a tile where later row tiles take longer (causal).
+
+    (head, batch) pairs are taken in sections of ``head_section``, whose K and V fit L2; in a section the last row tile
+    of every pair comes first, so that short tiles fill the gaps at the end.
+    """
+    section_tiles = head_section * m_tiles
+    section = quotient(tile, section_tiles)
+    in_section = tile - section * section_tiles
+    pairs = minimum(head_section, quotient(num_tiles, m_tiles) - section * head_section)
+    row = quotient(in_section, pairs)
+    pair = section * head_section + in_section - row * pairs
+    batch = quotient(pair, heads_q)
+    return m_tiles - 1 - row, pair - batch * heads_q, batch
+
+
+def visible_keys(row: Int, seqlen_q: Int, seqlen_k: Int) -> Int:
+    """Keys that query ``row`` sees under the causal mask, aligned bottom right: keys 0 .. visible_keys - 1."""
+    return minimum(maximum(row + 1 + (seqlen_k - seqlen_q), 0), seqlen_k)

@@ -1,0 +1,185 @@
+"""Online softmax in base 2 on a warpgroup's 64 x n scores (FlashAttention-2, algorithm 1; FlashAttention-3, section 3).
+
+A thread holds 2 rows, 4 neighbouring threads share a row.  ``Rows.maximum`` is that of the raw scores, equal in the 4
+threads; ``Rows.total`` is the thread's own share of the sum, added up in :func:`finish`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, const_expr, range_constexpr
+from cutlass._mlir.dialects import llvm
+from cutlass.cutlass_dsl import T, dsl_user_op
+
+from fa3gen.device import wgmma
+
+ROWS = 2
+_THREADS_OF_A_ROW = 4
+_LN_2 = math.log(2.0)
+#: A maximum may lag behind by 2^8 before O is rescaled: P stays below 256, and O and the sum keep their precision.
+_LAZY_GROWTH = 8.0
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Register tensors of a thread, one element a row."""
+
+    maximum: cute.Tensor
+    total: cute.Tensor
+    block_total: cute.Tensor  # of the latest block
+    correction: cute.Tensor  # what the latest block scales O with
+
+
+def make_rows() -> Rows:
+    return Rows(*(cute.make_rmem_tensor((ROWS,), Float32) for _ in range(4)))
+
+
+def reset(rows: Rows) -> None:
+    rows.maximum.fill(-Float32.inf)
+    rows.total.fill(0.0)
+
+
+@dsl_user_op
+def _add_opaque(a: Float32, b: Float32, *, loc=None, ip=None) -> Float32:
+    """a + b which the compiler neither reorders nor recomputes (it would recompute partial sums: 8 % at d64)."""
+    return Float32(
+        llvm.inline_asm(
+            T.f32(),
+            [Float32(x).ir_value(loc=loc, ip=ip) for x in (a, b)],
+            "add.ftz.f32 $0, $1, $2;",
+            "=f,f,f",
+            has_side_effects=False,
+            is_align_stack=False,
+            asm_dialect=llvm.AsmDialect.AD_ATT,
+            loc=loc,
+            ip=ip,
+        )
+    )
+
+
+def _chains(combine: Callable, values: list, chains: int) -> list:
+    """Reduces ``values`` to ``chains`` results that do not depend on each other."""
+    results = list(values[:chains])
+    for i, value in enumerate(values[chains:]):
+        results[i % chains] = combine(results[i % chains], value)
+    return results
+
+
+@cute.jit
+def _row_maximum(row, start):
+    """The maximum of a row's scores in all its threads and of ``start`` (None: the first block)."""
+    best = cute.arch.fmax(*_chains(cute.arch.fmax, [row[i] for i in range(cute.size(row))], 2))
+    if const_expr(start is not None):
+        best = cute.arch.fmax(best, start)
+    for step in range_constexpr(2):
+        best = cute.arch.fmax(best, cute.arch.shuffle_sync_bfly(best, offset=1 << step))
+    return best
+
+
+@cute.jit
+def _exponentials(scores, rows: Rows, softmax_scale_log2, masked: cutlass.Constexpr):
+    """scores = 2^(scores * scale - maximum * scale), and their sums into ``rows.block_total``."""
+    for r in range_constexpr(ROWS):
+        shift = rows.maximum[r] * softmax_scale_log2
+        if const_expr(masked):  # a row that has seen no key: -inf - -inf would be NaN
+            shift = shift if rows.maximum[r] != -Float32.inf else Float32(0.0)
+        row = scores[r, None]
+        p = cute.make_rmem_tensor((cute.size(row),), Float32)
+        for i in range_constexpr(cute.size(row)):
+            p[i] = cute.math.exp2(row[i] * softmax_scale_log2 - shift, fastmath=True)
+        row.store(p.load())
+        even, odd = ([p[i] for i in range(start, cute.size(row), 2)] for start in (0, 1))
+        (even_sum,), (odd_sum,) = (_chains(lambda a, b: a + b, part, 1) for part in (even, odd))
+        rows.block_total[r] = _add_opaque(even_sum, odd_sum)
+
+
+@cute.jit
+def first_block(acc, rows: Rows, softmax_scale_log2):
+    """Scores of the first block to P, in place; it is always taken for masked."""
+    scores = wgmma.rows_columns(acc)
+    for r in range_constexpr(ROWS):
+        rows.maximum[r] = _row_maximum(scores[r, None], None)
+    _exponentials(scores, rows, softmax_scale_log2, True)
+    for r in range_constexpr(ROWS):
+        rows.total[r] = rows.block_total[r]
+
+
+@cute.jit
+def next_block(acc, rows: Rows, softmax_scale_log2, masked: cutlass.Constexpr):
+    """Scores of a later block to P, in place; O must be scaled by ``rows.correction``, see :func:`rescale`.
+
+    ``rows.total`` is corrected, and lacks ``rows.block_total``.
+    """
+    scores = wgmma.rows_columns(acc)
+    for r in range_constexpr(ROWS):
+        maximum = _row_maximum(scores[r, None], rows.maximum[r])
+        drop = rows.maximum[r] - maximum
+        if const_expr(masked):
+            drop = drop if maximum != -Float32.inf else Float32(0.0)
+        rows.correction[r] = cute.math.exp2(drop * softmax_scale_log2, fastmath=True)
+        rows.maximum[r] = maximum
+        rows.total[r] = rows.total[r] * rows.correction[r]
+    _exponentials(scores, rows, softmax_scale_log2, masked)
+
+
+@cute.jit
+def next_block_lazy(acc, rows: Rows, softmax_scale_log2):
+    """As :func:`next_block` for a block without masked scores; returns whether O must be scaled at all.
+
+    The maximum stays as it was while no row of the warp outgrew it by 2^8.
+    """
+    scores = wgmma.rows_columns(acc)
+    maximum = cute.make_rmem_tensor((ROWS,), Float32)
+    for r in range_constexpr(ROWS):
+        maximum[r] = _row_maximum(scores[r, None], rows.maximum[r])
+    growth = cute.arch.fmax(*((maximum[r] - rows.maximum[r]) * softmax_scale_log2 for r in range(ROWS)))
+    outgrown = cute.arch.vote_any_sync(growth > _LAZY_GROWTH)
+    if outgrown:
+        for r in range_constexpr(ROWS):
+            rows.correction[r] = cute.math.exp2((rows.maximum[r] - maximum[r]) * softmax_scale_log2, fastmath=True)
+            rows.maximum[r] = maximum[r]
+            rows.total[r] = rows.total[r] * rows.correction[r]
+    _exponentials(scores, rows, softmax_scale_log2, False)
+    return outgrown
+
+
+def add_block_total(rows: Rows) -> None:
+    for r in range(ROWS):
+        rows.total[r] = rows.total[r] + rows.block_total[r]
+
+
+@cute.jit
+def pin(rows: Rows, word):
+    """Keeps the exponentials above what follows.
+
+    ptxas moves the wait for a wgmma up over arithmetic, but not over a store: this one never happens (a sum of
+    exponentials is not negative), but depends on all of them.
+    """
+    if rows.block_total[0] + rows.block_total[1] < 0.0:
+        word[0] = cutlass.Int32(0)
+
+
+@cute.jit
+def rescale(acc, rows: Rows):
+    """O of the earlier blocks to the new maximum."""
+    out = wgmma.rows_columns(acc)
+    for r in range_constexpr(ROWS):
+        out[r, None].store(out[r, None].load() * rows.correction[r])
+
+
+@cute.jit
+def finish(acc, rows: Rows, softmax_scale_log2):
+    """Divides O by the sums; returns LSE (natural log) of the thread's rows.  A row without keys: O 0, LSE -inf."""
+    out = wgmma.rows_columns(acc)
+    lse = cute.make_rmem_tensor((ROWS,), Float32)
+    for r in range_constexpr(ROWS):
+        total = cute.arch.warp_reduction_sum(rows.total[r], threads_in_group=_THREADS_OF_A_ROW)
+        inverse = cute.arch.rcp_approx(total) if total > 0.0 else Float32(0.0)
+        out[r, None].store(out[r, None].load() * inverse)
+        lse[r] = (rows.maximum[r] * softmax_scale_log2 + cute.math.log2(total, fastmath=True)) * _LN_2
+    return lse

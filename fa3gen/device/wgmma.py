@@ -1,0 +1,50 @@
+"""Warpgroup matrix multiplies and the views of their register fragments.
+
+A 64 x n accumulator has the shape ``((2, 2, n / 8), 1, 1)``: in each group of 8 columns a thread holds 2 neighbours of
+one row and 2 of the row 8 below.
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import const_expr, range_constexpr
+from cutlass.cute.nvgpu import warpgroup
+
+
+@cute.jit
+def issue(mma: cute.TiledMma, acc: cute.Tensor, a: cute.Tensor, b: cute.Tensor, accumulate: cutlass.Constexpr):
+    """Issues acc (+)= a b as one commit group, which is not waited for."""
+    # mma.set rebinds state inside the object, which must not leak out of a dynamic loop: work on a copy
+    mma = cutlass.new_from_mlir_values(mma, cutlass.extract_mlir_values(mma))
+    warpgroup.fence()
+    mma.set(warpgroup.Field.ACCUMULATE, const_expr(accumulate))
+    for k in range_constexpr(cute.size(a, mode=[2])):
+        cute.gemm(mma, acc, a[None, None, k], b[None, None, k], acc)
+        mma.set(warpgroup.Field.ACCUMULATE, True)
+    warpgroup.commit_group()
+
+
+def rows_columns(acc: cute.Tensor) -> cute.Tensor:
+    """An accumulator as a (2 rows, n / 4 columns) view."""
+    shape, stride = acc.layout.shape, acc.layout.stride
+    return cute.make_tensor(
+        acc.iterator,
+        cute.make_layout(
+            ((shape[0][1], shape[1]), (shape[0][0], shape[0][2], shape[2])),
+            stride=((stride[0][1], stride[1]), (stride[0][0], stride[0][2], stride[2])),
+        ),
+    )
+
+
+def as_operand_a(p: cute.Tensor) -> cute.Tensor:
+    """16-bit values in an accumulator's order as the A operand of the next multiply: no register moves."""
+    layout = cute.logical_divide(p.layout, ((None, None, 2), None, None))
+    s, d = layout.shape, layout.stride
+    return cute.make_tensor(
+        p.iterator,
+        cute.make_layout(
+            ((s[0][0], s[0][1], s[0][2][0]), s[1], (s[0][2][1], s[2])),
+            stride=((d[0][0], d[0][1], d[0][2][0]), d[1], (d[0][2][1], d[2])),
+        ),
+    )
