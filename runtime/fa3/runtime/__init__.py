@@ -1,1 +1,34 @@
-"""Attention from a bundle of precompiled kernels."""
+"""Attention from a bundle of precompiled kernels.
+
+import fa3.runtime
+
+fa3.runtime.load_bundle("bundle")
+out = fa3.runtime.attention(q, k, v, causal=True)
+"""
+
+try:
+    import torch as _torch  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise ModuleNotFoundError(
+        'fa3.runtime needs PyTorch: install torch for your CUDA version, or pip install "fa3-runtime[torch]"',
+        name="torch",
+    ) from error
+
+from fa3.runtime import reference
+from fa3.runtime.api import attention
+from fa3.runtime.bundle import Bundle, load_bundle
+from fa3.runtime.errors import BundleError, DeviceError, GradientNotBuilt, Unsupported, VariantNotBuilt
+
+__all__ = [
+    "Bundle",
+    "BundleError",
+    "DeviceError",
+    "GradientNotBuilt",
+    "Unsupported",
+    "VariantNotBuilt",
+    "attention",
+    "load_bundle",
+    "reference",
+]

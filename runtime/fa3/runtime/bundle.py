@@ -1,0 +1,172 @@
+"""Bundles: found, checked, loaded, and their kernels made ready for a device.
+
+Loading a bundle needs no GPU and no driver.  A kernel is loaded on a device when a call first needs it there, or by :meth:`Bundle.warm`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from fa3.contract import INDEX, MANIFEST, KernelEntry, Key, Manifest, ManifestError, index_text, manifest_from_json
+from fa3.runtime import dispatch, launcher
+from fa3.runtime.errors import BundleError
+
+#: Names the bundle of calls that neither give one nor come after :func:`load_bundle`.
+ENVIRONMENT = "FA3_BUNDLE"
+
+#: The arguments of a launch in each family: tensors, scalars.
+ARGUMENTS = {"fwd": (("q", "k", "v", "out", "lse"), ("softmax_scale",))}
+
+#: What a call looks up: dtype, head_dim (of q, k and v), causal, device index.
+CallKey = tuple[torch.dtype, int, bool, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyKernel:
+    """A kernel that is loaded on a device."""
+
+    name: str
+    launch: Callable[..., object]  # launch(sm_margin, softmax_scale, q, k, v, out, lse or None)
+    head_dim_v: int
+    softmax_scale: float  # the default, 1/sqrt(head_dim)
+    num_sms: int
+
+
+class Bundle:
+    """A loaded bundle; :func:`load_bundle` makes it.
+
+    ``ready`` holds the kernels that calls have used, so that the next one finds its own with a single lookup.
+    """
+
+    def __init__(self, path: Path, manifest: Manifest, native: launcher.Launcher) -> None:
+        self.path = path
+        self.name = str(path)  # what registered ops carry
+        self.manifest = manifest
+        self.native = native
+        self.kernels = dispatch.table(manifest.kernels)
+        self.ready: dict[CallKey, ReadyKernel] = {}
+        self._loaded: dict[tuple[str, int], ReadyKernel] = {}
+        self._handle = native.load_bundle(os.fspath(path))
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"<fa3 bundle {self.path}: {len(self.kernels)} kernels for {self.manifest.arch}>"
+
+    def find(self, key: Key) -> KernelEntry:
+        """The kernel for ``key``; raises ``VariantNotBuilt``."""
+        return dispatch.lookup(self.kernels, key, self.name, self.manifest.arch)
+
+    def load(self, entry: KernelEntry, device: int) -> ReadyKernel:
+        """The kernel ``entry``, loaded on ``device``; raises ``DeviceError`` where that cannot run it."""
+        with self._lock:
+            kernel = self._loaded.get((entry.name, device))
+            if kernel is None:
+                self.native.check_arch(device, self.manifest.arch)
+                head_dim, head_dim_v = dispatch.head_dims(entry.key)
+                launch = self.native.prepare(self._handle, entry.name, device)
+                scale = 1.0 / math.sqrt(head_dim)
+                kernel = ReadyKernel(entry.name, launch, head_dim_v, scale, self.native.num_sms(device))
+                self._loaded[entry.name, device] = kernel
+        return kernel
+
+    def warm(self, device: torch.device | str | int | None = None) -> None:
+        """Loads every kernel on ``device``, torch's current CUDA device by default, so that no call waits for it."""
+        if device is None or device == "cuda":
+            device = torch.cuda.current_device()
+        index = self.native.device("device", torch.device(device))
+        for entry in self.kernels.values():
+            self.load(entry, index)
+
+
+_bundles: dict[str, Bundle] = {}  # by absolute path
+_default: Bundle | None = None
+_lock = threading.Lock()
+
+
+def load_bundle(path: str | os.PathLike[str], *, default: bool = True) -> Bundle:
+    """The bundle in folder ``path``, checked and loaded; touches no GPU.
+
+    It becomes the one that calls without ``bundle=`` use, unless ``default`` is False.  Loading the same bundle again gives the same object;
+    after a rebuild in place it gives the new one.  Raises :class:`BundleError` where the folder holds no bundle or a damaged one, or where
+    another release wrote it.
+    """
+    global _default
+    folder = Path(os.path.abspath(path))
+    manifest = _read_manifest(folder)
+    _check_files(folder, manifest)
+    with _lock:
+        bundle = _bundles.get(str(folder))
+        if bundle is None or bundle.manifest != manifest:
+            bundle = _bundles[str(folder)] = Bundle(folder, manifest, launcher.native())
+        if default:
+            _default = bundle
+    return bundle
+
+
+def default_bundle() -> Bundle:
+    """The bundle of calls that give none: the last one loaded, else the one that the environment names."""
+    if _default is not None:
+        return _default
+    path = os.environ.get(ENVIRONMENT)
+    if not path:
+        raise BundleError(
+            "no bundle is loaded: call fa3.runtime.load_bundle(path) once, "
+            f"set the environment variable {ENVIRONMENT} to its folder, or pass bundle="
+        )
+    return load_bundle(path)
+
+
+def named_bundle(path: str) -> Bundle:
+    """The bundle loaded from ``path``, loading it if need be; the default one where ``path`` is empty."""
+    if not path:
+        return default_bundle()
+    return _bundles.get(path) or load_bundle(path, default=False)
+
+
+def _read_manifest(folder: Path) -> Manifest:
+    file = folder / MANIFEST
+    try:
+        document = json.loads(file.read_bytes())
+    except OSError as error:
+        raise BundleError(f"{folder} holds no bundle: {file.name}: {error.strerror}") from error
+    except ValueError as error:
+        raise BundleError(f"{file} is damaged: {error}") from error
+    try:
+        manifest = manifest_from_json(document)
+    except ManifestError as error:
+        raise BundleError(f"{folder}: {error}") from error
+    for entry in manifest.kernels:
+        family = entry.key.family
+        if ARGUMENTS.get(family) != (entry.tensors, entry.scalars):
+            raise BundleError(
+                f"{folder}: kernel {entry.name} takes {', '.join(entry.tensors + entry.scalars)}; this fa3-runtime "
+                f"does not launch such kernels of family {family}: install the runtime that came with the bundle"
+            )
+    return manifest
+
+
+def _check_files(folder: Path, manifest: Manifest) -> None:
+    for entry in manifest.kernels:
+        file = folder / entry.cubin
+        if hashlib.sha256(_read(file)).hexdigest() != entry.cubin_sha256:
+            raise BundleError(
+                f"{file} is not the cubin that {MANIFEST} describes (its sha256 differs): copy the bundle again"
+            )
+    if _read(folder / INDEX) != index_text(manifest).encode():
+        raise BundleError(f"{folder / INDEX} does not belong to {MANIFEST}: copy the bundle again")
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise BundleError(f"the bundle is incomplete: {file}: {error.strerror}") from error
