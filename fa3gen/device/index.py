@@ -47,9 +47,7 @@ def head_by_head(tile: Int, m_tiles: Int, heads_q: Int) -> tuple[Int, Int, Int]:
     return tile - pair * m_tiles, pair - batch * heads_q, batch
 
 
-def longest_first(
-    tile: Int, m_tiles: Int, num_tiles: Int, heads_q: Int, head_section: Int
-) -> tuple[Int, Int, Int]:
+def longest_first(tile: Int, m_tiles: Int, num_tiles: Int, heads_q: Int, head_section: Int) -> tuple[Int, Int, Int]:
     """(m_block, head, batch) of a tile where later row tiles take longer (causal).
 
     (head, batch) pairs are taken in sections of ``head_section``, whose K and V fit L2; in a section the last row tile

@@ -1,4 +1,4 @@
-"""Scheduler: a CTA for each tile.  The same functions as dynamic_tiles.py, which tells what they do."""
+"""Scheduler: a CTA for each tile.  The same functions as scheduler_dynamic.py, which tells what they do."""
 
 from __future__ import annotations
 
