@@ -1,0 +1,69 @@
+"""The command line.  Each command lives in a module of its own, which is imported when the command is used."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+import click
+
+from fa3gen.errors import ExitCode, Fa3genError
+
+#: Commands in the order of the help text, and what each does (their modules are not imported for the overview).
+COMMANDS = {
+    "list": "Show the kernels that a configuration asks for.",
+    "render": "Render the committed sources, or check them.",
+    "build": "Compile kernels and pack them into a bundle.",
+    "inspect": "Show one kernel: plan, parameters, resources, code.",
+    "verify": "Run the test cases on a GPU and write the evidence.",
+    "bench": "Time the kernels against others on a GPU.",
+    "doctor": "Show what this machine has and lacks.",
+}
+
+
+class _Commands(click.Group):
+    """Commands by name, imported one at a time."""
+
+    def list_commands(self, _ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, _ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command = import_module(f"fa3gen.cli.{cmd_name}").command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+def cli() -> None:
+    """Generate FlashAttention kernels for Hopper GPUs.
+
+    variants.yaml says which kernels exist; `fa3gen build` makes a bundle of them, which fa3.runtime runs.
+
+    Exit codes: 0 fine, 1 something was found, 2 usage or configuration, 3 this machine lacks something.
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the command line and exits; an error of fa3gen is printed, with its exit code."""
+    try:
+        code = cli.main(args=list(arguments) if arguments is not None else None, standalone_mode=False)
+    except Fa3genError as error:
+        click.echo(str(error) if str(error).startswith("error") else f"error: {error}", err=True)
+        sys.exit(int(error.exit_code))
+    except click.ClickException as error:
+        error.show()
+        sys.exit(int(ExitCode.USAGE))
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        sys.exit(130)
+    except BrokenPipeError:  # the reader of stdout, `head` say, has gone
+        sys.stderr.close()
+        sys.exit(0)
+    sys.exit(code if isinstance(code, int) else 0)
