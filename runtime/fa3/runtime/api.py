@@ -51,29 +51,35 @@ def attention(
     return_lse: bool = False,
     bundle: Bundle | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """softmax(softmax_scale * q k^T) v for each head, by a precompiled kernel on torch's current stream of the tensors' device.
+    """softmax(softmax_scale * q k^T) v for each head, by a precompiled kernel.
 
-    q is (batch, seqlen_q, heads_q, head_dim), k and v are (batch, seqlen_k, heads_k, head_dim), of one dtype, bfloat16 or float16, on one CUDA
-    device.  heads_q is a multiple of heads_k: query head h reads key/value head ``h // (heads_q // heads_k)``.  Any strides will do as long as
-    the last dim is contiguous and the data pointers and all other strides are multiples of 16 bytes (strides of dims of extent 1 do not count).
+    It runs on torch's current stream of the tensors' device.
+
+    q is (batch, seqlen_q, heads_q, head_dim), k and v are (batch, seqlen_k, heads_k, head_dim), of one dtype, bfloat16
+    or float16, on one CUDA device.  heads_q is a multiple of heads_k: query head h reads key/value head ``h // (heads_q
+    // heads_k)``.  Any strides will do as long as the last dim is contiguous and the data pointers and all other
+    strides are multiples of 16 bytes (strides of dims of extent 1 do not count).
 
     causal          row i sees the keys j <= i + seqlen_k - seqlen_q (aligned bottom right)
     softmax_scale   1/sqrt(head_dim) by default; positive and finite as a float32
     sm_margin       SMs to leave to others
     out             where to write the result: q's shape and dtype, strides as above; memory of its own
     return_lse      also return the natural logarithm of each row's sum of exponentials
-    bundle          where to look for the kernel; by default the bundle that load_bundle loaded last, else the one that FA3_BUNDLE names
+    bundle          where to look for the kernel; by default the bundle that load_bundle loaded last, else the one that
+                    the environment variable FA3_BUNDLE names
 
-    The other arguments belong to later releases and raise ``Unsupported`` unless they ask for what there is; window_size may be (-1, 0), causal.
+    The other arguments belong to later releases and raise ``Unsupported`` unless they ask for what there is;
+    window_size may be (-1, 0), causal.
 
-    Returns out, (batch, seqlen_q, heads_q, head_dim) and contiguous unless given, or with ``return_lse`` (out, lse), lse being float32 (batch,
-    heads_q, seqlen_q).  A row that sees no key has out 0 and LSE -inf.
+    Returns out, (batch, seqlen_q, heads_q, head_dim) and contiguous unless given, or with ``return_lse`` (out, lse),
+    lse being float32 (batch, heads_q, seqlen_q).  A row that sees no key has out 0 and LSE -inf.
 
-    Raises ``TypeError`` for wrong types, ``ValueError`` for shapes, strides and ranges, ``VariantNotBuilt`` where the bundle holds no kernel for
-    the call, ``GradientNotBuilt`` where an input needs a gradient.  Nothing falls back to another implementation.
+    Raises ``TypeError`` for wrong types, ``ValueError`` for shapes, strides and ranges, ``VariantNotBuilt`` where the
+    bundle holds no kernel for the call, ``GradientNotBuilt`` where an input needs a gradient.  Nothing falls back to
+    another implementation.
 
-    Nothing is read back from the device and nothing but the results is allocated, so a call can be captured in a CUDA graph; ``bundle.warm()``
-    before that loads the kernels.
+    Nothing is read back from the device and nothing but the results is allocated, so a call can be captured in a CUDA
+    graph; ``bundle.warm()`` before that loads the kernels.
     """
     if (
         softcap

@@ -1,7 +1,7 @@
-"""Calls that torch has to see: traced ones, tensor subclasses, modes, transforms and gradients go through registered ops.
+"""Calls that torch has to see go through registered ops: traced ones, subclasses, modes, transforms, gradients.
 
-``fa3::attention`` returns (out, lse); ``fa3::attention_out`` writes to ``out`` and, where given, ``lse``.  Both take the bundle by its path,
-"" for the default one, so that an exported program means the same in another process.
+``fa3::attention`` returns (out, lse); ``fa3::attention_out`` writes to ``out`` and, where given, ``lse``.  Both take
+the bundle by its path, "" for the default one, so that an exported program means the same in another process.
 """
 
 from __future__ import annotations
@@ -85,7 +85,9 @@ def _refuse_transforms(*tensors: Tensor) -> None:
 def attention(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, softmax_scale: float | None, sm_margin: int, bundle: str
 ) -> tuple[Tensor, Tensor]:
-    return eager.forward(q, k, v, causal, softmax_scale, sm_margin, None, True, bundles.named_bundle(bundle))  # type: ignore[return-value]
+    out, lse = eager.forward(q, k, v, causal, softmax_scale, sm_margin, None, True, bundles.named_bundle(bundle))
+    assert lse is not None  # as asked for
+    return out, lse
 
 
 @attention.register_fake
@@ -139,4 +141,4 @@ def _(
     bundle: str,
 ) -> None:
     eager.find(q, k, v, causal, bundles.named_bundle(bundle))
-    request.check_out(out, q, k, v)
+    request.check_out(out, q, v)

@@ -1,6 +1,7 @@
 """Bundles: found, checked, loaded, and their kernels made ready for a device.
 
-Loading a bundle needs no GPU and no driver.  A kernel is loaded on a device when a call first needs it there, or by :meth:`Bundle.warm`.
+Loading a bundle needs no GPU and no driver.  A kernel is loaded on a device when a call first needs it there, or by
+:meth:`Bundle.warm`.
 """
 
 from __future__ import annotations
@@ -95,9 +96,9 @@ _lock = threading.Lock()
 def load_bundle(path: str | os.PathLike[str], *, default: bool = True) -> Bundle:
     """The bundle in folder ``path``, checked and loaded; touches no GPU.
 
-    It becomes the one that calls without ``bundle=`` use, unless ``default`` is False.  Loading the same bundle again gives the same object;
-    after a rebuild in place it gives the new one.  Raises :class:`BundleError` where the folder holds no bundle or a damaged one, or where
-    another release wrote it.
+    It becomes the one that calls without ``bundle=`` use, unless ``default`` is False.  Loading the same bundle again
+    gives the same object; after a rebuild in place it gives the new one.  Raises :class:`BundleError` where the folder
+    holds no bundle or a damaged one, or where another release wrote it.
     """
     global _default
     folder = Path(os.path.abspath(path))

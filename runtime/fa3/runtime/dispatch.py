@@ -22,7 +22,7 @@ def table(entries: Iterable[KernelEntry]) -> dict[Key, KernelEntry]:
 
 
 def lookup(kernels: Mapping[Key, KernelEntry], key: Key, bundle: str, arch: str) -> KernelEntry:
-    """The kernel for ``key``; :class:`VariantNotBuilt` where there is none, with ``bundle`` as the place that was searched."""
+    """The kernel for ``key``; :class:`VariantNotBuilt` naming ``bundle`` where there is none."""
     entry = kernels.get(key)
     if entry is None:
         raise _miss(kernels, key, bundle, arch)

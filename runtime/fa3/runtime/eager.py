@@ -1,11 +1,11 @@
-"""An attention call on tensors as they are: checked, its kernel found, its outputs allocated, launched.
+"""An attention call on tensors as they are: its kernel found, its outputs allocated, launched.
 
-All that a call costs on the host beyond the launch is here and in :func:`fa3.runtime.request.fitting_head_dim`.
+The launcher holds every argument against the kernel in any case, and faster than Python could.  So a call whose kernel
+is at hand goes straight to it; :mod:`fa3.runtime.request`, which explains more, has its say when a kernel is first
+needed and when something failed.
 """
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -27,17 +27,23 @@ def forward(
     bundle: Bundle,
 ) -> tuple[Tensor, Tensor | None]:
     """out, newly made unless given, and the LSE where asked for."""
-    kernel = _kernel(q, k, v, causal, bundle)
-    if out is not None:
-        request.check_out(out, q, k, v)
-        request.check_out_memory(out, q, k, v)
-    elif kernel.head_dim_v == q.shape[3]:
-        out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    else:
-        out = q.new_empty((*q.shape[:3], kernel.head_dim_v))
-    lse = new_lse(q) if return_lse else None
-    _launch(kernel, sm_margin, softmax_scale, q, k, v, out, lse)
-    return out, lse
+    try:
+        shape = q.shape
+        kernel = bundle.ready.get((q.dtype, shape[3], causal, q.get_device())) or _prepare(q, k, v, causal, bundle)
+        scale = kernel.softmax_scale if softmax_scale is None else request.check_scale(softmax_scale)
+        if sm_margin != 0:
+            sm_margin = request.check_sm_margin(sm_margin, kernel.num_sms)
+        if out is not None:
+            request.check_out_memory(out, q, k, v)
+        elif kernel.head_dim_v == shape[3]:
+            out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        else:
+            out = q.new_empty((*shape[:3], kernel.head_dim_v))
+        lse = new_lse(q) if return_lse else None
+        kernel.launch(sm_margin, scale, q, k, v, out, lse)
+        return out, lse
+    except Exception as error:
+        raise _clearer(error, q, k, v, causal, out, bundle) from None
 
 
 def forward_into(
@@ -52,60 +58,47 @@ def forward_into(
     bundle: Bundle,
 ) -> None:
     """Writes to ``out`` and, where given, ``lse``."""
-    kernel = _kernel(q, k, v, causal, bundle)
-    request.check_out(out, q, k, v)
+    kernel = _prepare(q, k, v, causal, bundle)
+    scale = kernel.softmax_scale if softmax_scale is None else request.check_scale(softmax_scale)
+    sm_margin = request.check_sm_margin(sm_margin, kernel.num_sms)
+    request.check_out(out, q, v)
     request.check_out_memory(out, q, k, v)
-    _launch(kernel, sm_margin, softmax_scale, q, k, v, out, lse)
+    kernel.launch(sm_margin, scale, q, k, v, out, lse)
 
 
 def find(q: Tensor, k: Tensor, v: Tensor, causal: bool, bundle: Bundle) -> KernelEntry:
-    """The kernel that a call takes, after every check that needs no memory address (so also for fake tensors)."""
+    """The kernel that a call takes, after every check that needs no memory address (so for fake tensors too)."""
     request.check_inputs(q, k, v)
-    causal = request.check_flag("causal", causal)
-    return bundle.find(request.key(q.dtype, q.shape[3], v.shape[3], causal))
+    return bundle.find(request.key(q.dtype, q.shape[3], v.shape[3], request.check_flag("causal", causal)))
 
 
 def new_lse(q: Tensor) -> Tensor:
     """An uninitialised LSE: float32 (batch, heads_q, seqlen_q)."""
-    batch, seqlen_q, heads_q, _ = q.shape
-    return torch.empty((batch, heads_q, seqlen_q), dtype=torch.float32, device=q.device)
+    shape = q.shape
+    return torch.empty((shape[0], shape[2], shape[1]), dtype=torch.float32, device=q.device)
 
 
-def _kernel(q: Tensor, k: Tensor, v: Tensor, causal: bool, bundle: Bundle) -> ReadyKernel:
-    """The kernel of a call whose inputs are right; raises what is wrong with them."""
-    call_key = (q.dtype, request.fitting_head_dim(q, k, v), causal, q.get_device())
-    kernel = bundle.ready.get(call_key)
-    if kernel is None:
-        entry = find(q, k, v, causal, bundle)
-        device = bundle.native.device("q", q.device)
-        for name, tensor in (("q", q), ("k", k), ("v", v)):
-            request.check_addresses(name, tensor)
-        kernel = bundle.load(entry, device)
-        if q.numel() == 0:
-            return replace(kernel, launch=_launch_nothing)
-        if call_key[1]:  # what fits is found at once the next time
-            bundle.ready[call_key] = kernel
+def _prepare(q: Tensor, k: Tensor, v: Tensor, causal: bool, bundle: Bundle) -> ReadyKernel:
+    """The kernel of a call, its inputs checked; from now on :func:`forward` finds it at once."""
+    entry = find(q, k, v, causal, bundle)
+    device = bundle.native.device("q", q.device)
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        request.check_memory(name, tensor)
+    kernel = bundle.load(entry, device)
+    if kernel.head_dim_v == q.shape[3]:
+        bundle.ready[q.dtype, q.shape[3], bool(causal), q.get_device()] = kernel
     return kernel
 
 
-def _launch(
-    kernel: ReadyKernel,
-    sm_margin: int,
-    softmax_scale: float | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    lse: Tensor | None,
-) -> None:
-    if softmax_scale is None:
-        softmax_scale = kernel.softmax_scale
-    else:
-        softmax_scale = request.check_scale(softmax_scale)
-    if sm_margin != 0:
-        sm_margin = request.check_sm_margin(sm_margin, kernel.num_sms)
-    kernel.launch(sm_margin, softmax_scale, q, k, v, out, lse)
-
-
-def _launch_nothing(*arguments: object) -> None:
-    """The launch of a zero-size call."""
+def _clearer(
+    error: Exception, q: Tensor, k: Tensor, v: Tensor, causal: bool, out: Tensor | None, bundle: Bundle
+) -> Exception:
+    """What is wrong with the arguments; ``error`` itself where they are right."""
+    try:
+        _prepare(q, k, v, causal, bundle)
+        if out is not None:
+            request.check_out(out, q, v)
+            request.check_out_memory(out, q, k, v)
+    except Exception as fault:
+        return fault
+    return error

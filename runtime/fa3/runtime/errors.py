@@ -1,7 +1,7 @@
 """What can go wrong in a call or a bundle.
 
-A wrong type of an argument is a ``TypeError`` and a wrong shape, stride or range a ``ValueError``, each naming argument, value and what is
-allowed; what follows is everything else.
+A wrong type of an argument is a ``TypeError`` and a wrong shape, stride or range a ``ValueError``, each naming
+argument, value and what is allowed; what follows is everything else.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ class Unsupported(NotImplementedError):
 class VariantNotBuilt(NotImplementedError):
     """The bundle holds no kernel for the call.
 
-    ``name`` is the kernel that it would take, ``nearest`` are the names of the bundle's most similar kernels, ``yaml`` is the line for
-    variants.yaml.
+    ``name`` is the kernel that it would take, ``nearest`` are the names of the bundle's most similar kernels, ``yaml``
+    is the line for variants.yaml.
     """
 
     def __init__(self, message: str, *, name: str, nearest: tuple[str, ...], yaml: str) -> None:

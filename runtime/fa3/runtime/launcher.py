@@ -36,7 +36,8 @@ class Launcher(Protocol):
     def prepare(self, bundle: Any, name: str, device: int) -> Callable[..., None]:
         """Loads a kernel on ``device``; gives the function ``launch(sm_margin, *scalars, *tensors)`` for it.
 
-        A tensor that the kernel may do without is None.  The launch goes to torch's current stream of the tensors' device.
+        A tensor that the kernel may do without is None.  The launch goes to torch's current stream of the tensors'
+        device.
         """
 
 

@@ -1,7 +1,7 @@
 """The attention call in plain torch: the judge of every kernel.
 
-Written to be read and believed, for any device and any dtype, differentiable.  It works on slices of the scores, so that long sequences fit
-in memory.
+Written to be read and believed, for any device and any dtype, differentiable.  It works on slices of the scores, so
+that long sequences fit in memory.
 """
 
 from __future__ import annotations
@@ -28,16 +28,18 @@ def attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """softmax(softmax_scale * q k^T) v for each head.
 
-    q is (batch, seqlen_q, heads_q, head_dim), k (batch, seqlen_k, heads_k, head_dim), v (batch, seqlen_k, heads_k, head_dim_v); query head h
-    reads key/value head ``h // (heads_q // heads_k)``.  With ``causal`` row i sees the keys j <= i + seqlen_k - seqlen_q (aligned bottom
-    right).  A row that sees no key gives out 0 and LSE -inf.
+    q is (batch, seqlen_q, heads_q, head_dim), k (batch, seqlen_k, heads_k, head_dim), v (batch, seqlen_k, heads_k,
+    head_dim_v); query head h reads key/value head ``h // (heads_q // heads_k)``.  With ``causal`` row i sees the keys j
+    <= i + seqlen_k - seqlen_q (aligned bottom right).  A row that sees no key gives out 0 and LSE -inf.
 
-    ``softmax_scale`` is 1/sqrt(head_dim) by default.  Scores, weights and products have ``compute_dtype``: float32 or float64 to judge by, the
-    inputs' own to see what plain torch makes of them (each product is then rounded to that type; the softmax is taken in float32).  On CUDA,
-    float32 is only that if ``torch.backends.cuda.matmul.allow_tf32`` is off, as it is by default.
+    ``softmax_scale`` is 1/sqrt(head_dim) by default.  Scores, weights and products have ``compute_dtype``: float32 or
+    float64 to judge by, the inputs' own to see what plain torch makes of them (each product is then rounded to that
+    type; the softmax is taken in float32).  On CUDA, float32 is only that if ``torch.backends.cuda.matmul.allow_tf32``
+    is off, as it is by default.
 
-    Returns out, (batch, seqlen_q, heads_q, head_dim_v) of ``out_dtype`` (q's by default); with ``return_lse`` also the natural logarithm of
-    the sum of exponentials, (batch, heads_q, seqlen_q), float32, or float64 where that is ``compute_dtype``.
+    Returns out, (batch, seqlen_q, heads_q, head_dim_v) of ``out_dtype`` (q's by default); with ``return_lse`` also the
+    natural logarithm of the sum of exponentials, (batch, heads_q, seqlen_q), float32, or float64 where that is
+    ``compute_dtype``.
     """
     batch, seqlen_q, heads_q, head_dim = q.shape
     _, _, heads_k, head_dim_v = v.shape

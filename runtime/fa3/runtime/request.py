@@ -1,7 +1,7 @@
 """What a call asks for: its arguments checked and turned into a dispatch key.  No tensor work.
 
-:func:`fitting_head_dim` is the quick look that every call takes.  Where it is not sure, the ``check`` functions say what is wrong, or let pass
-what it was too strict about (strides of dims of extent 1, tensors of extent 0).
+Each fault names the argument, its value and what is allowed: ``TypeError`` for types, ``ValueError`` for shapes,
+strides and ranges.
 """
 
 from __future__ import annotations
@@ -61,33 +61,6 @@ def key(dtype: torch.dtype, head_dim: int, head_dim_v: int, causal: bool) -> Key
     return Key("fwd", DTYPES[dtype], dims, "causal" if causal else "full", "dense")
 
 
-def fitting_head_dim(q: Tensor, k: Tensor, v: Tensor) -> int:
-    """The head_dim where q, k and v surely agree and can be launched; 0 where a closer look is needed.
-
-    The dtype and the device are only compared with one another: looking up the kernel shows whether they are right.
-    """
-    shape_q, shape_k = q.shape, k.shape
-    if len(shape_q) != 4 or len(shape_k) != 4 or v.shape != shape_k:
-        return 0
-    batch, seqlen_q, heads_q, head_dim = shape_q
-    batch_k, _, heads_k, head_dim_k = shape_k
-    if not (batch and seqlen_q and heads_q and heads_k) or batch != batch_k or head_dim != head_dim_k:
-        return 0
-    q0, q1, q2, q3 = q.stride()
-    k0, k1, k2, k3 = k.stride()
-    v0, v1, v2, v3 = v.stride()
-    if (
-        heads_q % heads_k == 0
-        and k.dtype is q.dtype is v.dtype
-        and k.get_device() == q.get_device() == v.get_device()
-        and q3 == k3 == v3 == 1
-        and not (q0 | q1 | q2 | k0 | k1 | k2 | v0 | v1 | v2) & _STRIDE_MASK
-        and not (q.data_ptr() | k.data_ptr() | v.data_ptr()) & _POINTER_MASK
-    ):
-        return head_dim
-    return 0
-
-
 def check_tensor(name: str, tensor: Any) -> None:
     """That an argument is a tensor with plain strides."""
     if not isinstance(tensor, Tensor):
@@ -112,11 +85,13 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor) -> None:
     batch, _, heads_q, head_dim = q.shape
     if k.shape[0] != batch or k.shape[3] != head_dim:
         raise ValueError(
-            f"k has shape {_list(k.shape)}; allowed: ({batch}, seqlen_k, heads_k, {head_dim}), as q has shape {_list(q.shape)}"
+            f"k has shape {_list(k.shape)}; allowed: ({batch}, seqlen_k, heads_k, {head_dim}), "
+            f"as q has shape {_list(q.shape)}"
         )
     if v.shape[:3] != k.shape[:3]:
         raise ValueError(
-            f"v has shape {_list(v.shape)}; allowed: {_list((*k.shape[:3], 'head_dim'))}, as k has shape {_list(k.shape)}"
+            f"v has shape {_list(v.shape)}; allowed: {_list((*k.shape[:3], 'head_dim'))}, "
+            f"as k has shape {_list(k.shape)}"
         )
     heads_k = k.shape[2]
     if heads_q % heads_k if heads_k else heads_q:
@@ -126,7 +101,7 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor) -> None:
             raise ValueError(f"{name} has head_dim 0; allowed: 1 and more")
 
 
-def check_addresses(name: str, tensor: Tensor) -> None:
+def check_memory(name: str, tensor: Tensor) -> None:
     """Strides and alignment of one tensor.  A stride that leads nowhere (extent 0 or 1) may be anything."""
     if tensor.numel() == 0:
         return
@@ -138,13 +113,14 @@ def check_addresses(name: str, tensor: Tensor) -> None:
     for axis, stride in enumerate(outer):
         if stride & _STRIDE_MASK and tensor.shape[axis] > 1:
             raise ValueError(
-                f"{name} has stride {stride} in dim {axis}; allowed: multiples of {ALIGN_BYTES // ITEM_BYTES} elements ({ALIGN_BYTES} bytes)"
+                f"{name} has stride {stride} in dim {axis}; "
+                f"allowed: multiples of {ALIGN_BYTES // ITEM_BYTES} elements ({ALIGN_BYTES} bytes)"
             )
     if tensor.data_ptr() & _POINTER_MASK:
         raise ValueError(f"{name} starts at address {tensor.data_ptr():#x}; allowed: multiples of {ALIGN_BYTES}")
 
 
-def check_out(out: Tensor, q: Tensor, k: Tensor, v: Tensor) -> None:
+def check_out(out: Tensor, q: Tensor, v: Tensor) -> None:
     """Type, device and shape of ``out``; reads no memory address."""
     check_tensor("out", out)
     shape = (*q.shape[:3], v.shape[3])
@@ -158,15 +134,18 @@ def check_out(out: Tensor, q: Tensor, k: Tensor, v: Tensor) -> None:
 
 def check_out_memory(out: Tensor, q: Tensor, k: Tensor, v: Tensor) -> None:
     """That ``out`` is aligned, has a place for each element, and shares none with an input."""
-    if out.numel() == 0:
+    first, end = _range(out)
+    if first == end:
         return
-    check_addresses("out", out)
-    if not out.is_contiguous() and _overlaps_itself(out):
-        raise ValueError(
-            f"out has strides {_list(out.stride())} for shape {_list(out.shape)}; allowed: a place for each element"
-        )
+    if not out.is_contiguous():
+        check_memory("out", out)
+        if _overlaps_itself(out):
+            raise ValueError(
+                f"out has strides {_list(out.stride())} for shape {_list(out.shape)}; allowed: a place for each element"
+            )
     for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if tensor.numel() and not _disjoint(out, tensor):
+        first_input, end_input = _range(tensor)
+        if first < end_input and first_input < end and not _interleaved(out, tensor):
             raise ValueError(f"out shares memory with {name}; allowed: memory of its own")
 
 
@@ -202,7 +181,7 @@ def check_sm_margin(sm_margin: Any, num_sms: int) -> int:
 
 
 def check_window(window_size: Any, causal: bool) -> bool:
-    """The causal flag that ``window_size`` together with ``causal`` amounts to; ``Unsupported`` where it needs a window kernel.
+    """The causal flag that ``window_size`` and ``causal`` amount to; ``Unsupported`` where that is a window.
 
     A bound of -1 or None is none.  (-1, 0) is causal, and causal with any bound on the right that it implies is causal.
     """
@@ -231,7 +210,7 @@ def _list(items: Any) -> str:
 
 
 def _overlaps_itself(tensor: Tensor) -> bool:
-    """Whether two elements may share an address: sound, and exact where one dim's elements lie within another's step."""
+    """Whether elements may share an address; true also of a few exotic strides where none do."""
     reach = 1
     for stride, extent in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if extent > 1:
@@ -241,21 +220,26 @@ def _overlaps_itself(tensor: Tensor) -> bool:
     return False
 
 
-def _span(tensor: Tensor, axes: range = range(4)) -> int:
-    """Elements from the first to the last one, counting along ``axes`` only."""
-    return 1 + sum(tensor.stride(axis) * (tensor.shape[axis] - 1) for axis in axes)
+def _range(tensor: Tensor) -> tuple[int, int]:
+    """The addresses from the first element to behind the last; equal where there is none."""
+    first = tensor.data_ptr()
+    batch, seqlen, heads, head_dim = tensor.shape
+    if not (batch and seqlen and heads and head_dim):
+        return first, first
+    strides = tensor.stride()
+    elements = (batch - 1) * strides[0] + (seqlen - 1) * strides[1] + (heads - 1) * strides[2] + head_dim
+    return first, first + ITEM_BYTES * elements
 
 
-def _disjoint(a: Tensor, b: Tensor) -> bool:
-    """Whether ``a`` and ``b`` certainly share no address: apart, or columns of the same rows, such as slices of a fused projection."""
-    start_a, start_b = a.data_ptr() // ITEM_BYTES, b.data_ptr() // ITEM_BYTES
-    if start_a + _span(a) <= start_b or start_b + _span(b) <= start_a:
-        return True
+def _interleaved(a: Tensor, b: Tensor) -> bool:
+    """Whether ``a`` and ``b`` are different columns of the same rows, so that they share no address.
+
+    Slices of a fused projection are.
+    """
     pitch = a.stride(1)
     rows = [t.stride(axis) for t in (a, b) for axis in (0, 1) if t.shape[axis] > 1]
     if pitch == 0 or any(stride % pitch for stride in rows):
         return False
-    # every row begins at the same place of a pitch, so comparing one of each will do
-    columns = range(2, 4)
-    apart = (start_b - start_a) % pitch
-    return apart >= _span(a, columns) and pitch - apart >= _span(b, columns)
+    width_a, width_b = (t.stride(2) * (t.shape[2] - 1) + t.shape[3] for t in (a, b))
+    offset = (b.data_ptr() - a.data_ptr()) // ITEM_BYTES % pitch  # the same in every row
+    return width_a <= offset and width_b <= pitch - offset
