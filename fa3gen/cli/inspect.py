@@ -1,0 +1,163 @@
+"""``fa3gen inspect``"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+from fa3.contract import Param
+
+from fa3gen import abi, build, bundle, sass
+from fa3gen.axes import AXES, spelled
+from fa3gen.build import CUBIN, PTX, KernelBuild, Paths
+from fa3gen.cli import common
+from fa3gen.digest import sha256
+from fa3gen.errors import Fa3genError, UsageError
+from fa3gen.plan import PLAN_FIELDS
+
+
+@click.command()
+@click.argument("name")
+@common.config_option
+@common.build_dir_option
+@click.option("--source", "view", flag_value="source", help="Print the generated source.")
+@click.option("--ptx", "view", flag_value="ptx", help="Print the PTX.")
+@click.option("--sass", "view", flag_value="sass", help="Print the machine code.")
+@common.json_option
+@common.verbosity_options
+def command(
+    name: str, config: Path, build_dir: Path, view: str | None, as_json: bool, verbose: bool, quiet: bool
+) -> None:
+    """Show the kernel NAME: its plan with reasons, parameters, digests and what the compiler made of it."""
+    selection = common.load(config, (name,))
+    if len(selection.variants) != 1:
+        names = ", ".join(variant.name for variant in selection.variants)
+        raise UsageError(f"{name!r} selects {len(selection.variants)} kernels: {names}", hint="name one of them")
+    (kernel,) = build.prepare(selection.variants, Paths.under(build_dir), selection.matrix.toolchain)
+    if view is not None:
+        click.echo(_view(kernel, view), nl=False)
+        return
+    document = _document(kernel)
+    if as_json:
+        common.print_json(document)
+    elif not quiet:
+        _print(document, kernel, verbose)
+
+
+def _view(kernel: KernelBuild, view: str) -> str:
+    if view == "source":
+        return kernel.source
+    if kernel.stored is None:
+        raise Fa3genError(f"{kernel.name} is not built: {kernel.reason}", hint=f"fa3gen build {kernel.name}")
+    return kernel.stored.read(PTX).decode() if view == "ptx" else sass.disassemble(kernel.stored.read(CUBIN))
+
+
+def _document(kernel: KernelBuild) -> dict[str, Any]:
+    """Everything known of a kernel, as JSON."""
+    plan = kernel.plan
+    signature = abi.signature(plan)
+    document: dict[str, Any] = {
+        "name": kernel.name,
+        "origin": str(plan.variant.origin),
+        "variant": {axis: spelled(getattr(plan.variant, axis)) for axis in AXES},
+        "plan": plan.to_json(),
+        "tensors": signature.tensors,
+        "optional": signature.optional,
+        "scalars": signature.scalars,
+        "params": [_param(param) for param in signature.params],
+        "launch": asdict(abi.launch(plan)),
+        "digests": {"kernel": kernel.digest, **{key: kernel.inputs[key] for key in ("source", "device", "abi")}},
+        "options": kernel.inputs["options"],
+        "built": kernel.stored is not None,
+        "why_not_built": kernel.reason,
+    }
+    return document | _built(kernel)
+
+
+def _built(kernel: KernelBuild) -> dict[str, Any]:
+    """What the compiler made of a kernel; empty where it is not built."""
+    if kernel.stored is None or kernel.resources is None:
+        return {}
+    cubin = kernel.stored.read(CUBIN)
+    digest = sha256(cubin)
+    return {
+        "cubin_sha256": digest,
+        "cubin_bytes": len(cubin),
+        "toolchain": {
+            "toolchain": kernel.inputs["toolchain"],
+            "cuda": kernel.stored.meta["cuda_version"],
+            **kernel.inputs["distributions"],
+        },
+        "resources": kernel.resources.to_json(),
+        "remarks": kernel.stored.meta["remarks"],
+        "sass": asdict(sass.count(sass.disassemble(cubin))) if sass.find_tool() else None,
+        "verified": bundle.verified(common.load_evidence(), kernel.name, digest),
+    }
+
+
+def _param(param: Param) -> dict[str, Any]:
+    found: dict[str, Any] = {"name": param.name, "kind": param.kind.value, "source": param.source}
+    if param.tensor_map is not None:
+        found["tensor_map"] = asdict(param.tensor_map)
+    return found
+
+
+def _print(document: dict[str, Any], kernel: KernelBuild, verbose: bool) -> None:
+    click.echo(f"{document['name']}  ({document['origin']})\n")
+    _print_pairs("variant", document["variant"])
+    click.echo("plan")
+    reasons = {reason.split(" ", 1)[0]: reason for reason in kernel.plan.reasons}
+    for name in PLAN_FIELDS:
+        click.echo(f"  {reasons.get(name) or f'{name} {spelled(getattr(kernel.plan, name))}'}")
+    optional = document["optional"]
+    tensors = [f"[{name}]" if name in optional else name for name in document["tensors"]]
+    click.echo(f"\ncall  {', '.join((*tensors, *document['scalars']))}")
+    common.print_table(("  PARAMETER", "KIND", "SOURCE", "TENSOR MAP"), [_cells(p) for p in document["params"]])
+    click.echo()
+    _print_pairs("launch", document["launch"])
+    _print_digests(document, verbose)
+    if not document["built"]:
+        click.echo(f"not built: {document['why_not_built']}\n  next: fa3gen build {document['name']}")
+        return
+    resources = document["resources"] | {"advisories": " ".join(document["resources"]["advisories"]) or "none"}
+    _print_pairs("resources", resources)
+    counts = document["sass"]
+    _print_pairs("machine code", counts) if counts else click.echo(f"machine code: pip install {sass.WHEEL}\n")
+    click.echo("remarks of ptxas")
+    for remark in document["remarks"]:
+        click.echo(f"  {remark}")
+    verified = document["verified"]
+    click.echo(f"\nverified  {verified['device']}, {verified['date']}" if verified else "\nverified  no")
+
+
+def _print_digests(document: dict[str, Any], verbose: bool) -> None:
+    digests = dict(document["digests"])
+    device = digests.pop("device")
+    if verbose:
+        digests |= {f"device {name}": digest for name, digest in device.items()}
+    else:
+        digests["device"] = f"{len(device)} modules"
+    if document["built"]:
+        digests["cubin"] = f"{document['cubin_sha256']}  ({document['cubin_bytes']} bytes)"
+        digests["toolchain"] = ", ".join(f"{key} {value}" for key, value in document["toolchain"].items())
+    _print_pairs("digests", digests)
+
+
+def _print_pairs(title: str, pairs: dict[str, Any]) -> None:
+    click.echo(title)
+    width = max(map(len, pairs))
+    for key, value in pairs.items():
+        text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
+        click.echo(f"  {key.ljust(width)}  {text}")
+    click.echo()
+
+
+def _cells(param: dict[str, Any]) -> tuple[str, ...]:
+    tensor_map = param.get("tensor_map")
+    text = ""
+    if tensor_map:
+        axes, box = (",".join(map(str, tensor_map[key])) for key in ("axes", "box"))
+        text = f"axes {axes}  box {box}  {tensor_map['dtype']}  swizzle {tensor_map['swizzle_bytes']}"
+    return f"  {param['name']}", param["kind"], param["source"], text
