@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -127,11 +128,15 @@ def literal(value: object) -> str:
         return str(value)
     if type(value) is str:
         return json.dumps(value, ensure_ascii=False)  # double quotes, as the formatter writes them
-    if type(value) in (bool, int, float):
+    if type(value) in (bool, int) or (type(value) is float and math.isfinite(value)):
         return repr(value)
     raise TypeError(
         f"a hole holds {value!r} of type {type(value).__name__}; it prints int, float, bool, str and Symbol"
     )
+
+
+def _hole(value: object) -> str:
+    return str(value) if isinstance(value, jinja2.Undefined) else literal(value)  # of what is undefined, str raises
 
 
 def _header(plan: ForwardPlan, template: str) -> str:
@@ -162,6 +167,6 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
         undefined=jinja2.StrictUndefined,
-        finalize=literal,
+        finalize=_hole,
         autoescape=False,
     )
