@@ -7,7 +7,7 @@ changed since is not found, and the next build replaces it.
 from __future__ import annotations
 
 import contextlib
-import errno
+import fcntl
 import json
 import shutil
 import tempfile
@@ -20,6 +20,7 @@ from fa3gen.digest import sha256
 
 META = "meta.json"
 _TEMPORARY = ".tmp-"
+_LOCK = ".lock"
 
 
 @dataclass(frozen=True)
@@ -71,9 +72,9 @@ class Store:
         return stored
 
     def discard(self, digest: str) -> None:
-        """Removes an object."""
+        """Removes an object, whole or damaged."""
         trash = Path(tempfile.mkdtemp(prefix=_TEMPORARY, dir=self.root))
-        with contextlib.suppress(FileNotFoundError):  # another process removed it
+        with contextlib.suppress(FileNotFoundError):
             (self.root / digest).rename(trash / digest)
         shutil.rmtree(trash, ignore_errors=True)
 
@@ -86,19 +87,14 @@ class Store:
 
     def _place(self, folder: Path, digest: str) -> None:
         """Renames ``folder`` to its place; leaves an intact object alone."""
-        while self.get(digest) is None:
-            if _rename_to_new(folder, self.root / digest):
-                return
+        with self._locked():
             if self.get(digest) is None:
                 self.discard(digest)
+                folder.rename(self.root / digest)
 
-
-def _rename_to_new(folder: Path, target: Path) -> bool:
-    """Renames ``folder``, unless ``target`` is there: damaged, or just written by another process."""
-    try:
-        folder.rename(target)
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-            raise
-        return False
-    return True
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Keeps other processes from replacing objects."""
+        with (self.root / _LOCK).open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
