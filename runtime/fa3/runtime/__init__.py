@@ -1,6 +1,4 @@
-"""Attention from a bundle of precompiled kernels.
-
-import fa3.runtime
+"""Attention from a bundle of precompiled kernels::
 
 fa3.runtime.load_bundle("bundle")
 out = fa3.runtime.attention(q, k, v, causal=True)

@@ -81,9 +81,10 @@ class Bundle:
 
     def warm(self, device: torch.device | str | int | None = None) -> None:
         """Loads every kernel on ``device``, torch's current CUDA device by default, so that no call waits for it."""
-        if device is None or device == "cuda":
-            device = torch.cuda.current_device()
-        index = self.native.device("device", torch.device(device))
+        where = torch.device("cuda" if device is None else device)
+        if where.type == "cuda" and where.index is None:
+            where = torch.device("cuda", torch.cuda.current_device())
+        index = self.native.device("device", where)
         for entry in self.kernels.values():
             self.load(entry, index)
 

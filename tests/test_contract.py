@@ -1,0 +1,151 @@
+"""What the generator, the runtime and the launcher agree on."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from fa3.contract import (
+    GRID_RULES,
+    L2_SECTION_BYTES,
+    SCHEMA,
+    Key,
+    Launch,
+    Manifest,
+    ManifestError,
+    Param,
+    ParamKind,
+    Shapes,
+    TensorMap,
+    derive,
+    grid,
+    index_text,
+    manifest_from_json,
+    manifest_to_json,
+)
+
+from tests.runtime_bundle import KEYS, entry
+
+PARAMS = (
+    Param("tma_q", ParamKind.TENSORMAP, "tensor:q", TensorMap((3, 1, 2, 0), (64, 64, 1, 1), "bf16", 128)),
+    Param("lse", ParamKind.POINTER, "tensor:lse"),
+    Param("seqlen_q", ParamKind.I32, "extent:q:1"),
+    Param("lse_stride_batch", ParamKind.I64, "stride:lse:0"),
+    Param("softmax_scale_log2", ParamKind.F32, "derived:softmax_scale_log2"),
+)
+FULL = replace(
+    entry(Key("fwd", "bf16", "192x128", "causal", "dense", ("split", "softcap")), b"cubin"),
+    params=PARAMS,
+    launch=Launch(384, 1000, "tile_per_cta", 128, 2),
+    plan={"tile_m": 128, "reasons": ["because"]},
+    resources={"registers": 168},
+    verified={"device": "H200"},
+)
+MANIFEST = Manifest("sm90a", {"dsl": "4.8.1", "cuda": "12"}, (FULL, entry(KEYS[0])))
+
+
+def document() -> Any:
+    return json.loads(json.dumps(manifest_to_json(MANIFEST)))
+
+
+def test_manifest_survives_json() -> None:
+    assert manifest_from_json(document()) == MANIFEST
+
+
+@pytest.mark.parametrize("schema", [SCHEMA + 1, SCHEMA - 1, str(SCHEMA), None])
+def test_another_schema_is_refused(schema: Any) -> None:
+    with pytest.raises(ManifestError, match=f"schema {schema}, this fa3-runtime reads schema {SCHEMA}: rebuild"):
+        manifest_from_json(document() | {"schema": schema})
+
+
+@pytest.mark.parametrize("other", [[], {}, "text", 1, None])
+def test_what_is_no_manifest(other: Any) -> None:
+    with pytest.raises(ManifestError, match="holds no fa3gen manifest"):
+        manifest_from_json(other)
+
+
+def test_every_fact_of_a_kernel_is_required() -> None:
+    for fact in document()["kernels"][0]:
+        damaged = document()
+        del damaged["kernels"][0][fact]
+        with pytest.raises(ManifestError, match="is damaged"):
+            manifest_from_json(damaged)
+
+
+@pytest.mark.parametrize("path", [("key", "mask"), ("launch", "grid"), ("params", 0, "kind"), ("params", 0, "source")])
+def test_inner_facts_are_required(path: tuple[Any, ...]) -> None:
+    damaged = document()
+    inner = damaged["kernels"][0]
+    for step in path[:-1]:
+        inner = inner[step]
+    del inner[path[-1]]
+    with pytest.raises(ManifestError, match="is damaged"):
+        manifest_from_json(damaged)
+
+
+def test_unknown_parameter_kind_is_refused() -> None:
+    damaged = document()
+    damaged["kernels"][0]["params"][0]["kind"] = "f64"
+    with pytest.raises(ManifestError, match=r"is damaged.*f64"):
+        manifest_from_json(damaged)
+
+
+def test_index() -> None:
+    head, _, rest = index_text(Manifest("sm90a", {}, (FULL,))).partition("kernel ")
+    assert head == f"fa3-index {SCHEMA}\narch sm90a\n"
+    assert rest == (
+        "fwd_bf16_d192x128_causal_split_softcap_sm90a\n"
+        "key fwd bf16 192x128 causal dense split,softcap\n"
+        "symbol fwd_bf16_d192x128_causal_split_softcap_sm90a_0\n"
+        "cubin cubins/fwd_bf16_d192x128_causal_split_softcap_sm90a.cubin 5\n"
+        "launch threads 384 smem 1000 grid tile_per_cta tile_m 128 cluster 2\n"
+        "tensors q,k,v,out,lse\n"
+        "optional lse\n"
+        "scalars softmax_scale\n"
+        "param tma_q tensormap tensor:q bf16 axes 3,1,2,0 box 64,64,1,1 swizzle 128\n"
+        "param lse pointer tensor:lse\n"
+        "param seqlen_q i32 extent:q:1\n"
+        "param lse_stride_batch i64 stride:lse:0\n"
+        "param softmax_scale_log2 f32 derived:softmax_scale_log2\n"
+        "end\n"
+    )
+
+
+def test_index_spells_empty_lists() -> None:
+    text = index_text(Manifest("sm90a", {}, (replace(FULL, optional=(), key=KEYS[0]),)))
+    assert "\noptional -\n" in text
+    assert "\nkey fwd bf16 64 full dense -\n" in text
+
+
+SHAPES = Shapes(batch=3, seqlen_q=129, seqlen_k=1000, heads_q=12, heads_k=4, head_dim=128, head_dim_v=64, tile_m=128)
+
+
+def test_derived_scalars() -> None:
+    assert derive("softmax_scale_log2", SHAPES, 0.5) == pytest.approx(0.5 / math.log(2), rel=1e-15)
+    assert derive("heads_per_kv", SHAPES) == 3
+    assert derive("m_tiles", SHAPES) == 2
+    assert derive("m_tiles", replace(SHAPES, seqlen_q=128)) == 1
+    assert derive("num_tiles", SHAPES) == 2 * 12 * 3
+    with pytest.raises(KeyError):
+        derive("tiles", SHAPES)
+
+
+def test_head_section_keeps_k_and_v_in_l2() -> None:
+    kv_bytes = 2 * 1000 * (128 + 64)
+    fitting = L2_SECTION_BYTES // kv_bytes * 3
+    assert fitting > 12 * 3  # everything fits
+    assert derive("head_section", SHAPES) == 12 * 3
+    long = replace(SHAPES, seqlen_k=50_000)
+    assert derive("head_section", long) == L2_SECTION_BYTES // (50 * kv_bytes) * 3 == 3
+    assert derive("head_section", replace(SHAPES, seqlen_k=10**6)) == 1
+    assert derive("head_section", replace(SHAPES, seqlen_k=0)) == 12 * 3
+
+
+def test_grids() -> None:
+    assert {rule: grid(rule, 100, 132) for rule in GRID_RULES} == {"tile_per_cta": 100, "persistent": 100}
+    assert {rule: grid(rule, 1000, 132) for rule in GRID_RULES} == {"tile_per_cta": 1000, "persistent": 132}
+    with pytest.raises(KeyError):
+        grid("one", 1, 1)

@@ -1,0 +1,118 @@
+"""From a call to its kernel, and what a miss says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fa3.contract import Key
+from fa3.runtime import dispatch
+from fa3.runtime.bundle import ARGUMENTS
+from fa3.runtime.errors import BundleError, VariantNotBuilt
+
+from fa3gen.abi import signature
+from fa3gen.matrix import load
+from fa3gen.model import Variant, parse_name
+from fa3gen.plan import resolve
+from tests.runtime_bundle import ARCH, KEYS, entry
+
+SHIPPED = Path(__file__).parents[1] / "variants.yaml"
+TABLE = dispatch.table(entry(key) for key in KEYS)
+
+
+def key_of(variant: Variant) -> Key:
+    return Key(
+        variant.family.value,
+        variant.dtype.value,
+        str(variant.head_dim),
+        variant.mask.value,
+        variant.layout.value,
+        variant.features,
+    )
+
+
+def miss(key: Key) -> VariantNotBuilt:
+    with pytest.raises(VariantNotBuilt) as caught:
+        dispatch.lookup(TABLE, key, "some/bundle", ARCH)
+    return caught.value
+
+
+def test_every_cell_of_the_matrix_reaches_its_kernel() -> None:
+    variants = load(SHIPPED).variants
+    table = dispatch.table(entry(key_of(variant)) for variant in variants)
+    assert len(table) == len(variants) > 0
+    for variant in variants:
+        assert dispatch.lookup(table, key_of(variant), "bundle", ARCH).name == variant.name
+
+
+def test_launch_arguments_are_those_of_the_kernels() -> None:
+    for variant in load(SHIPPED).variants:
+        kernel = signature(resolve(variant))
+        assert ARGUMENTS[variant.family.value] == (kernel.tensors, kernel.scalars)
+        assert kernel.optional == ("lse",)
+
+
+def test_two_kernels_for_one_key_are_refused() -> None:
+    with pytest.raises(BundleError, match="have the same key fwd: dtype bf16, head_dim 64, mask full, layout dense"):
+        dispatch.table([entry(KEYS[0]), entry(KEYS[1]), entry(KEYS[0], b"other")])
+
+
+def test_miss_is_a_not_implemented_error_and_a_runtime_error() -> None:
+    error = miss(KEYS[0]._replace(head_dim="96"))
+    assert isinstance(error, NotImplementedError)
+    assert isinstance(error, RuntimeError)
+
+
+def test_miss_text() -> None:
+    assert str(miss(Key("fwd", "bf16", "96", "causal", "dense"))) == (
+        "bundle some/bundle holds no kernel for fwd: dtype bf16, head_dim 96, mask causal, layout dense\n"
+        "  near: fwd_bf16_d128_causal_sm90a (head_dim 128, not 96)\n"
+        "  near: fwd_bf16_d64_causal_sm90a (head_dim 64, not 96)\n"
+        "  near: fwd_bf16_d128_full_sm90a (head_dim 128, not 96; mask full, not causal)\n"
+        "  to have it, add to variants.yaml under families: fwd: include:\n"
+        "      - {dtype: bf16, head_dim: 96, mask: causal, layout: dense}\n"
+        "  and run fa3gen build, which says so where such a kernel cannot be made"
+    )
+
+
+def test_miss_prefers_few_differences_then_close_head_dims() -> None:
+    error = miss(Key("fwd", "fp16", "100", "full", "dense"))
+    assert error.nearest == ("fwd_fp16_d128_full_sm90a", "fwd_fp16_d64_full_sm90a", "fwd_bf16_d128_full_sm90a")
+    assert miss(Key("fwd", "fp16", "192x128", "full", "dense")).nearest[0] == "fwd_fp16_d128_full_sm90a"
+
+
+def test_miss_spells_features() -> None:
+    error = miss(Key("fwd", "bf16", "64", "full", "varlen", ("split", "softcap")))
+    assert error.yaml == "- {dtype: bf16, head_dim: 64, mask: full, layout: varlen, features: split+softcap}"
+    assert "near: fwd_bf16_d64_full_sm90a (layout dense, not varlen; features plain, not split+softcap)" in str(error)
+    assert error.name == "fwd_bf16_d64_full_varlen_split_softcap_sm90a"
+
+
+def test_miss_in_an_empty_bundle() -> None:
+    with pytest.raises(VariantNotBuilt, match="holds no kernel") as caught:
+        dispatch.lookup({}, KEYS[0], "bundle", ARCH)
+    assert caught.value.nearest == ()
+
+
+def test_names_are_the_generator_s() -> None:
+    for variant in load(SHIPPED).variants:
+        assert dispatch.kernel_name(key_of(variant), ARCH) == variant.name
+        assert parse_name(miss(key_of(variant)._replace(head_dim="40")).name).head_dim.qk == 40
+
+
+def test_yaml_line_gives_the_kernel(tmp_path: Path) -> None:
+    """Take each kernel out of the shipped file and put it back with the line of the error that its absence causes."""
+    text = SHIPPED.read_text()
+    assert text.count("\npresets:") == 1
+    for variant in load(SHIPPED).variants:
+        key = key_of(variant)
+        with pytest.raises(VariantNotBuilt) as caught:
+            dispatch.lookup({}, key, "bundle", ARCH)
+        cell = f"{{dtype: {key.dtype}, head_dim: {key.head_dim}, mask: {key.mask}, reason: try}}"
+        config = tmp_path / "variants.yaml"
+        without = f"    exclude:\n      - {cell}\n"
+        head = text.partition("\npresets:")[0]
+        config.write_text(f"{head}\n{without}")
+        assert variant not in load(config).variants
+        config.write_text(f"{head}\n{without}    include:\n      {caught.value.yaml}\n")
+        assert variant in load(config).variants
