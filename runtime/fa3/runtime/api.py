@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Literal, overload
+
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
@@ -11,6 +13,39 @@ from fa3.runtime import autograd, eager, request
 from fa3.runtime import bundle as bundles
 from fa3.runtime.bundle import Bundle
 
+if TYPE_CHECKING:
+    from typing_extensions import TypedDict, Unpack
+
+    class _Options(TypedDict, total=False):
+        """The keyword arguments of :func:`attention` that do not change what it returns."""
+
+        causal: bool
+        window_size: tuple[int | None, int | None] | None
+        softcap: float
+        softmax_scale: float | None
+        sink: Tensor | None
+        cu_seqlens_q: Tensor | None
+        cu_seqlens_k: Tensor | None
+        seqused_q: Tensor | None
+        seqused_k: Tensor | None
+        max_seqlen_q: int | None
+        max_seqlen_k: int | None
+        page_table: Tensor | None
+        q_descale: Tensor | None
+        k_descale: Tensor | None
+        v_descale: Tensor | None
+        num_splits: int
+        pack_gqa: bool | None
+        deterministic: bool
+        attention_chunk: int
+        qv: Tensor | None
+        sm_margin: int
+        policy: str | None
+        out: Tensor | None
+        workspace: Tensor | None
+        bundle: Bundle | None
+
+
 # looked up once: each is asked in every call
 _is_compiling = torch.compiler.is_compiling
 _dispatch_modes = torch._C._len_torch_dispatch_stack
@@ -19,6 +54,18 @@ _is_tracing = torch._C._is_tracing
 _is_grad_enabled = torch.is_grad_enabled
 
 
+@overload
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[False] = False, **options: Unpack[_Options]
+) -> Tensor: ...
+@overload
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[True], **options: Unpack[_Options]
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool, **options: Unpack[_Options]
+) -> Tensor | tuple[Tensor, Tensor]: ...
 def attention(
     q: Tensor,
     k: Tensor,
@@ -82,11 +129,11 @@ def attention(
     graph; ``bundle.warm()`` before that loads the kernels.
     """
     if (
-        softcap
-        or num_splits
-        or pack_gqa
-        or deterministic
-        or attention_chunk
+        not (type(softcap) is float and softcap == 0.0)
+        or not (type(num_splits) is int and 0 <= num_splits <= 1)
+        or not (type(attention_chunk) is int and attention_chunk == 0)
+        or not (pack_gqa is None or pack_gqa is False)
+        or not (deterministic is False or deterministic is True)
         or sink is not None
         or cu_seqlens_q is not None
         or cu_seqlens_k is not None

@@ -81,7 +81,7 @@ class Bundle:
 
     def warm(self, device: torch.device | str | int | None = None) -> None:
         """Loads every kernel on ``device``, torch's current CUDA device by default, so that no call waits for it."""
-        where = torch.device("cuda" if device is None else device)
+        where = torch.device("cuda", device) if isinstance(device, int) else torch.device(device or "cuda")
         if where.type == "cuda" and where.index is None:
             where = torch.device("cuda", torch.cuda.current_device())
         index = self.native.device("device", where)

@@ -57,7 +57,8 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
 
 def key(dtype: torch.dtype, head_dim: int, head_dim_v: int, causal: bool) -> Key:
     """The dispatch key of a dense forward call."""
-    dims = str(head_dim) if head_dim == head_dim_v else f"{head_dim}x{head_dim_v}"
+    qk, v = int(head_dim), int(head_dim_v)  # where they are symbolic, the caller is specialised to them
+    dims = str(qk) if qk == v else f"{qk}x{v}"
     return Key("fwd", DTYPES[dtype], dims, "causal" if causal else "full", "dense")
 
 
@@ -137,7 +138,7 @@ def check_out_memory(out: Tensor, q: Tensor, k: Tensor, v: Tensor) -> None:
     first, end = _range(out)
     if first == end:
         return
-    if not out.is_contiguous():
+    if first & _POINTER_MASK or not out.is_contiguous():
         check_memory("out", out)
         if _overlaps_itself(out):
             raise ValueError(
