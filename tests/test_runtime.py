@@ -765,6 +765,14 @@ def test_export_means_the_same_elsewhere(tmp_path: Path) -> None:
     assert str(tmp_path / "exported") in bundle._bundles
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.trace. is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit.trace_method. is deprecated:DeprecationWarning")
+def test_trace() -> None:
+    q, k, v = inputs()
+    traced = torch.jit.trace(lambda q, k, v: attention(q, k, v), (q, k, v), check_trace=False)  # type: ignore[no-untyped-call]
+    assert torch.equal(traced(q + 1, k, v), reference.attention(q + 1, k, v))
+
+
 def test_ops_pass_torch_s_own_checks() -> None:
     q, k, v = inputs(1, 3, 4)
     options = (True, None, 0, "")
