@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from fa3gen import build, matrix
 from fa3gen.build import CUBIN, PTX, KernelBuild, Paths, Report
@@ -17,6 +18,8 @@ REPO = Path(__file__).parents[1]
 CONFIG = REPO / "variants.yaml"
 #: One kernel for tests that need any.
 NAME = "fwd_bf16_d64_full_sm90a"
+#: Conditions of templates of which the shipped plans take one side, and a change of a plan that takes the other.
+ALTERNATIVES: Mapping[str, Mapping[str, Any]] = {"plan.persistent": {"scheduler": "static"}}
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,7 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import jinja2
 import pytest
@@ -16,12 +14,9 @@ import pytest
 from fa3gen.matrix import select
 from fa3gen.model import ForwardPlan
 from fa3gen.plan import resolve
-from tests.built_kernels import REPO, plans, shipped
+from tests.built_kernels import ALTERNATIVES, REPO, plans, shipped
 
 TEMPLATES = sorted((REPO / "templates").rglob("*.jinja"))
-#: Sides of conditions that plans may choose and no shipped plan does; test_compile compiles each.
-ALTERNATIVES: Mapping[str, Mapping[str, Any]] = {"plan.persistent": {"scheduler": "static"}}
-
 pytestmark = pytest.mark.parametrize("template", TEMPLATES, ids=lambda path: str(path.relative_to(REPO)))
 
 
