@@ -120,7 +120,7 @@ def _refuse(call: LaunchCall) -> None:
         request.check_out(call.out, call.q, call.v)
         for tensor in (call.q, call.k, call.v, call.out):
             request.check_memory("tensor", tensor)
-        assert f"_d{call.v.shape[3]}_" in call.kernel
+        assert call.kernel.split("_")[2] in (f"d{call.v.shape[3]}", f"d{call.q.shape[3]}x{call.v.shape[3]}")
     except Exception:
         raise RuntimeError("refused") from None
 

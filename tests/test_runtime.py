@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fa3.contract import Key
 from fa3.runtime import (
     Bundle,
     BundleError,
@@ -581,6 +582,19 @@ def test_no_bundle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bundle, "_default", None)
     with pytest.raises(BundleError, match="FA3_BUNDLE"):
         attention(*inputs())
+
+
+def test_head_dim_of_v_may_differ(native: FakeLauncher, tmp_path: Path) -> None:
+    keys = [Key("fwd", "bf16", head_dim, "full", "dense") for head_dim in ("64", "64x32")]
+    write_bundle(tmp_path / "other", keys)
+    load_bundle(tmp_path / "other")
+    q, k, v = inputs()
+    for values in (v, v[..., :32], v, v[..., :32]):  # neither is taken for the other
+        out = attention(q, k, values)
+        assert out.shape == (2, 5, 4, values.shape[3])
+        assert torch.equal(out, reference.attention(q, k, values))
+    assert native.calls[1].softmax_scale == default_scale(64)
+    assert [call.kernel for call in native.calls] == [f"fwd_bf16_d{d}_full_{ARCH}" for d in ("64", "64x32")] * 2
 
 
 def test_the_same_kernel_serves_every_length(native: FakeLauncher) -> None:

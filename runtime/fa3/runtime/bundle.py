@@ -27,8 +27,8 @@ ENVIRONMENT = "FA3_BUNDLE"
 #: The arguments of a launch in each family: tensors, scalars.
 ARGUMENTS = {"fwd": (("q", "k", "v", "out", "lse"), ("softmax_scale",))}
 
-#: What a call looks up: dtype, head_dim (of q, k and v), causal, device index.
-CallKey = tuple[torch.dtype, int, bool, int]
+#: What a call looks up: dtype, head_dim of q and k, head_dim of v, causal, device index.
+CallKey = tuple[torch.dtype, int, int, bool, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,6 @@ class ReadyKernel:
 
     name: str
     launch: Callable[..., object]  # launch(sm_margin, softmax_scale, q, k, v, out, lse or None)
-    head_dim_v: int
     softmax_scale: float  # the default, 1/sqrt(head_dim)
     num_sms: int
 
@@ -72,10 +71,9 @@ class Bundle:
             kernel = self._loaded.get((entry.name, device))
             if kernel is None:
                 self.native.check_arch(device, self.manifest.arch)
-                head_dim, head_dim_v = dispatch.head_dims(entry.key)
                 launch = self.native.prepare(self._handle, entry.name, device)
-                scale = 1.0 / math.sqrt(head_dim)
-                kernel = ReadyKernel(entry.name, launch, head_dim_v, scale, self.native.num_sms(device))
+                scale = 1.0 / math.sqrt(dispatch.head_dims(entry.key)[0])
+                kernel = ReadyKernel(entry.name, launch, scale, self.native.num_sms(device))
                 self._loaded[entry.name, device] = kernel
         return kernel
 

@@ -28,20 +28,23 @@ def forward(
 ) -> tuple[Tensor, Tensor | None]:
     """out, newly made unless given, and the LSE where asked for."""
     try:
-        shape = q.shape
-        kernel = bundle.ready.get((q.dtype, shape[3], causal, q.get_device())) or _prepare(q, k, v, causal, bundle)
+        head_dim, head_dim_v = q.shape[3], v.shape[3]
+        kernel = bundle.ready.get((q.dtype, head_dim, head_dim_v, causal, q.get_device()))
+        if kernel is None:
+            kernel = _prepare(q, k, v, causal, bundle)
         scale = kernel.softmax_scale if softmax_scale is None else request.check_scale(softmax_scale)
         if sm_margin != 0:
             sm_margin = request.check_sm_margin(sm_margin, kernel.num_sms)
         if out is not None:
             request.check_out_memory(out, q, k, v)
-        elif kernel.head_dim_v == shape[3]:
-            out = torch.empty_like(q, memory_format=torch.contiguous_format)
+            result = out
+        elif head_dim_v == head_dim:
+            result = torch.empty_like(q, memory_format=torch.contiguous_format)
         else:
-            out = q.new_empty((*shape[:3], kernel.head_dim_v))
+            result = q.new_empty((*q.shape[:3], head_dim_v))
         lse = new_lse(q) if return_lse else None
-        kernel.launch(sm_margin, scale, q, k, v, out, lse)
-        return out, lse
+        kernel.launch(sm_margin, scale, q, k, v, result, lse)
+        return result, lse
     except Exception as error:
         raise _clearer(error, q, k, v, causal, out, bundle) from None
 
@@ -85,8 +88,7 @@ def _prepare(q: Tensor, k: Tensor, v: Tensor, causal: bool, bundle: Bundle) -> R
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         request.check_memory(name, tensor)
     kernel = bundle.load(entry, device)
-    if kernel.head_dim_v == q.shape[3]:
-        bundle.ready[q.dtype, q.shape[3], bool(causal), q.get_device()] = kernel
+    bundle.ready[q.dtype, q.shape[3], v.shape[3], bool(causal), q.get_device()] = kernel
     return kernel
 
 
