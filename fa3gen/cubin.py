@@ -64,16 +64,19 @@ def parse(data: bytes) -> Cubin:
     """Reads a cubin; raises CubinError where ``data`` is none, is cut off or holds several kernels."""
     try:
         return _parse(data)
-    except (struct.error, ValueError, IndexError, KeyError) as error:
+    except (struct.error, ArithmeticError, ValueError, LookupError) as error:
         raise CubinError(f"a damaged cubin: {error!r}") from error
 
 
 def _parse(data: bytes) -> Cubin:
-    ident, _, machine, *_, flags, _, _, _, section_size, count, names = _HEADER.unpack_from(data)
+    ident, _, machine, _, _, segments_at, sections_at, flags, _, *sizes = _HEADER.unpack_from(data)
+    segment_size, segments, section_size, count, names = sizes
     if ident[:4] != b"\x7fELF" or machine != _MACHINE_CUDA:
         raise CubinError("not a cubin")
-    section_offset = _HEADER.unpack_from(data)[6]
-    table = _sections(data, section_offset, section_size, count, names)
+    tables_end = max(segments_at + segments * segment_size, sections_at + count * section_size)
+    if tables_end > len(data):
+        raise CubinError(f"a cubin of {len(data)} bytes that is cut off")
+    table = _sections(data, sections_at, section_size, count, names)
     if any(s.offset + s.size > len(data) for s in table if s.type != _NO_BITS):
         raise CubinError(f"a cubin of {len(data)} bytes that is cut off")
     sections = {section.name: section for section in table}
