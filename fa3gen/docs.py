@@ -22,7 +22,16 @@ ROOT = Path(__file__).resolve().parent.parent
 BEGIN = "<!-- kernels: written by `python -m fa3gen.docs --write` -->"
 END = "<!-- end of kernels -->"
 
-_HEADER = ("kernel", "tile (queries x keys)", "K/V stages", "softmax", "scheduler", "threads", "shared memory", "verified")
+_HEADER = (
+    "kernel",
+    "tile (queries x keys)",
+    "K/V stages",
+    "softmax",
+    "scheduler",
+    "threads",
+    "shared memory",
+    "verified",
+)
 
 
 def kernel_table(root: Path = ROOT) -> str:
