@@ -8,7 +8,9 @@ from importlib import import_module
 
 import click
 
-from fa3gen.errors import ExitCode, Fa3genError
+from fa3gen.errors import DiagnosticError, ExitCode, Fa3genError
+
+# Not `list(...)` here: once the module of that command is imported, `list` is a name of this package.
 
 #: Commands in the order of the help text, and what each does (their modules are not imported for the overview).
 COMMANDS = {
@@ -26,7 +28,7 @@ class _Commands(click.Group):
     """Commands by name, imported one at a time."""
 
     def list_commands(self, _ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+        return [*COMMANDS]
 
     def get_command(self, _ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
@@ -37,7 +39,7 @@ class _Commands(click.Group):
 
     def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+            formatter.write_dl([*COMMANDS.items()])
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -53,9 +55,9 @@ def cli() -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs the command line and exits; an error of fa3gen is printed, with its exit code."""
     try:
-        code = cli.main(args=list(arguments) if arguments is not None else None, standalone_mode=False)
+        code = cli.main(args=None if arguments is None else [*arguments], standalone_mode=False)
     except Fa3genError as error:
-        click.echo(str(error) if str(error).startswith("error") else f"error: {error}", err=True)
+        click.echo(str(error) if isinstance(error, DiagnosticError) else f"error: {error}", err=True)
         sys.exit(int(error.exit_code))
     except click.ClickException as error:
         error.show()

@@ -139,7 +139,7 @@ def _summary(report: Report) -> str:
         return f"{text}; no bundle written"
     bundle = report.bundle
     state = "" if bundle.changed else ", unchanged"
-    return f"{text}; {bundle.path} ({bundle.kernels} kernels, {common.file_size(bundle.size)}{state})"
+    return f"{text}; {bundle.path} ({common.plural(bundle.kernels, 'kernel')}, {common.file_size(bundle.size)}{state})"
 
 
 def _report_json(report: Report) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from fa3gen.model import Variant
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 BUILD_DIR = Path("build")
+EVIDENCE = Path("tests/evidence")
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,8 @@ def load(config: Path, select: Sequence[str] = (), preset: str | None = None) ->
 
 def load_evidence() -> Mapping[str, Mapping[str, Any]]:
     """What has been verified, by kernel; empty where there is no record."""
-    return {}
+    lines = [line for file in sorted(EVIDENCE.glob("*/*.jsonl")) for line in file.read_text("utf-8").splitlines()]
+    return {row["kernel"]: row for row in map(json.loads, filter(None, lines))}
 
 
 def print_json(document: Any) -> None:
@@ -86,3 +88,7 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 def file_size(size: int) -> str:
     """``size`` bytes in the unit that fits."""
     return f"{size / 1e6:.2f} MB" if size >= 1e6 else f"{size / 1e3:.1f} kB"
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
