@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fa3.contract import Launch, Param, ParamKind, TensorMap
+
 from fa3gen.arch import ARCHS
 from fa3gen.model import ForwardPlan
 

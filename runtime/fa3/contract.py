@@ -1,8 +1,8 @@
 """What a bundle's writer (fa3gen) and its readers (fa3.runtime, libfa3) agree on.
 
-The one home of the dispatch key, the kinds of kernel parameter, the sources a parameter may take its value from, the grid rules and the
-layout of ``manifest.json`` and ``index.txt``.  Standard library only: the generator imports this module on machines without torch, the
-runtime on machines without a compiler.
+The one home of the dispatch key, the kinds of kernel parameter, the sources a parameter may take its value from, the
+grid rules and the layout of ``manifest.json`` and ``index.txt``.  Standard library only: the generator imports this
+module on machines without torch, the runtime on machines without a compiler.
 
 A bundle is a folder of data::
 
@@ -23,7 +23,8 @@ MANIFEST = "manifest.json"
 INDEX = "index.txt"
 CUBIN_DIR = "cubins"
 
-#: K and V of the heads that are worked on together should stay in L2: half of the 60 MB of an H100/H200, the rest is Q, O and slack.
+#: K and V of the heads that are worked on together should stay in L2: half of the 60 MB of an H100/H200, the rest is
+#: Q, O and slack.
 L2_SECTION_BYTES = 32 << 20
 
 LOG2_E = math.log2(math.e)
@@ -58,8 +59,9 @@ PARAM_SIZE = {ParamKind.TENSORMAP: 128, ParamKind.POINTER: 8, ParamKind.I32: 4, 
 class TensorMap:
     """How a tensor argument becomes a CUtensorMap.
 
-    ``axes`` lists the tensor's axes innermost first, so dense ``(batch, seqlen, heads, head_dim)`` gives ``(3, 1, 2, 0)``.
-    ``box`` counts elements per tensor map dimension.  Reads outside the tensor give zeros, writes outside are dropped.
+    ``axes`` lists the tensor's axes innermost first, so dense ``(batch, seqlen, heads, head_dim)`` gives
+    ``(3, 1, 2, 0)``.  ``box`` counts elements per tensor map dimension.  Reads outside the tensor give zeros, writes
+    outside are dropped.
     """
 
     axes: tuple[int, ...]
@@ -90,7 +92,8 @@ class Param:
     tensor_map: TensorMap | None = None
 
 
-#: Scalars that the launcher computes, name -> meaning.  Each is implemented once there (``fa3_derive`` in libfa3) and once below.
+#: Scalars that the launcher computes, name -> meaning.  Each is implemented once there (``fa3_derive`` in libfa3) and
+#: once below.
 DERIVED = {
     "softmax_scale_log2": "f32: softmax_scale * log2(e); the kernels work in base 2",
     "heads_per_kv": "i32: query heads that share one key/value head",
@@ -101,7 +104,8 @@ DERIVED = {
 
 #: Device memory the launcher owns, name -> meaning.
 WORKSPACE = {
-    "tile_counter": "one int32, 0 before and after every launch (the kernel sets it back); never shared by two streams or two graphs",
+    "tile_counter": "one int32, 0 before and after every launch (the kernel sets it back); "
+    "never shared by two streams or two graphs",
 }
 
 #: Grid rules, name -> meaning.  Grids are one-dimensional: y and z would stop at 65,535.
@@ -259,7 +263,10 @@ def _entry_from_json(data: dict[str, Any]) -> KernelEntry:
 
 
 def index_text(manifest: Manifest) -> str:
-    """``index.txt``: what the launcher needs, one fact a line, words separated by single spaces, lists by commas ("-" when empty)."""
+    """``index.txt``: what the launcher needs, one fact a line.
+
+    Words are separated by single spaces, lists by commas ("-" when empty).
+    """
 
     def words(items: tuple[Any, ...]) -> str:
         return ",".join(str(item) for item in items) or "-"
@@ -272,7 +279,8 @@ def index_text(manifest: Manifest) -> str:
             f"key {' '.join(entry.key[:-1])} {words(entry.key.features)}",
             f"symbol {entry.symbol}",
             f"cubin {entry.cubin} {entry.cubin_bytes}",
-            f"launch threads {launch.threads} smem {launch.smem_bytes} grid {launch.grid} tile_m {launch.tile_m} cluster {launch.cluster}",
+            f"launch threads {launch.threads} smem {launch.smem_bytes} grid {launch.grid} tile_m {launch.tile_m}"
+            f" cluster {launch.cluster}",
             f"tensors {words(entry.tensors)}",
             f"optional {words(entry.optional)}",
             f"scalars {words(entry.scalars)}",
