@@ -11,6 +11,7 @@ import inspect
 import io
 import os
 import re
+import signal
 import sys
 import tempfile
 import time
@@ -56,7 +57,11 @@ class Failed:
 
 
 def prepare() -> None:
-    """Sets up the process: the compiler neither finds torch nor takes options from the environment."""
+    """Sets up the process: the compiler neither finds torch nor takes options from the environment.
+
+    An interrupt is the parent's business, which lets a compilation under way end.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.modules["torch"] = None  # type: ignore[assignment]  # an import of it fails
     for name in [name for name in os.environ if name.startswith("CUTE_DSL_")]:
         del os.environ[name]
