@@ -1,6 +1,7 @@
 """Builds the two native libraries into ``fa3/native`` and tags the wheel for the platform, not for one Python.
 
-The libraries see no Python header, so one wheel serves every Python 3.  ``CXX`` names another C++17 compiler than ``c++``.
+The libraries see no Python header, so one wheel serves every Python 3.  ``CXX`` names another C++17 compiler than
+``c++``.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ LIBRARIES = {
 
 COMPILE = ["-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-ffunction-sections"]
 WARNINGS = ["-Wall", "-Wextra", "-Werror=return-type"]
-# Nothing but libc is needed at run time, no symbol of the C++ library is offered to others, and the library stays loaded:
-# threads may be inside.
+# Nothing but libc is needed at run time, no symbol of the C++ library is offered to others, and the library stays
+# loaded: threads may be inside.
 LINK = ["-shared", "-static-libstdc++", "-static-libgcc", "-s", "-Wl,--gc-sections"]
 LINK += [
     f"-Wl,--version-script={NATIVE / 'exports.map'}",
