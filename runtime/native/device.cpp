@@ -40,12 +40,13 @@ Device* retain(const cuda::Driver& driver, int ordinal) {
 }  // namespace
 
 Device& device(const cuda::Driver& driver, int ordinal) {
-  int count = 0;
-  if (ordinal >= 0 && ordinal < kMaxDevices) {
+  const bool in_table = ordinal >= 0 && ordinal < kMaxDevices;
+  if (in_table) {
     if (Device* known = devices[ordinal].load(std::memory_order_acquire)) return *known;
-    cuda::check(driver, driver.cuDeviceGetCount(&count), "cuDeviceGetCount");
   }
-  if (ordinal < 0 || ordinal >= count) fail(FA3_BAD_DEVICE, "device %d does not exist; the driver shows %d", ordinal, count);
+  int count = 0;
+  cuda::check(driver, driver.cuDeviceGetCount(&count), "cuDeviceGetCount");
+  if (!in_table || ordinal >= count) fail(FA3_BAD_DEVICE, "device %d does not exist; this machine has %d", ordinal, count);
   std::lock_guard<std::mutex> lock(retaining);
   if (Device* known = devices[ordinal].load(std::memory_order_acquire)) return *known;
   Device* made = retain(driver, ordinal);

@@ -44,7 +44,7 @@ constexpr int kSwizzle128B = 3;
 constexpr int kL2Promotion128B = 2;
 constexpr int kOobFillZero = 0;
 
-struct alignas(64) TensorMap {
+struct alignas(128) TensorMap {  // 64 in CUDA 12
   uint64_t opaque[16];
 };
 
