@@ -63,6 +63,15 @@ def libraries() -> Path:
     return build / "fa3" / "native"
 
 
+def has_driver() -> bool:
+    """Whether this machine has an NVIDIA driver."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
 # ---- bundles --------------------------------------------------------------------------------------------------------
 
 
