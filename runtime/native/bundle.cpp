@@ -52,10 +52,9 @@ void check_capability(const Device& device, const std::string& arch, const std::
 
 }  // namespace
 
-cuda::Function LoadedKernel::load(const cuda::Driver& driver, const Device& device, const Spec& spec,
-                                  const std::string& arch) const {
+void LoadedKernel::prepare(const cuda::Driver& driver, const Device& device, const Spec& spec, const std::string& arch) const {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (const cuda::Function known = functions_[device.ordinal].load(std::memory_order_acquire)) return known;
+  if (prepared_[device.ordinal].load(std::memory_order_acquire)) return;
   check_capability(device, arch, spec.name);
   const ScopedRelaxedCapture relaxed(driver);
   if (library_ == nullptr) {
@@ -70,10 +69,10 @@ cuda::Function LoadedKernel::load(const cuda::Driver& driver, const Device& devi
   };
   set(cuda::kMaxDynamicSharedSizeBytes, static_cast<int>(spec.smem_bytes));
   set(cuda::kPreferredSharedMemoryCarveout, 100);  // percent: data come by TMA, a larger L1 would serve nothing
+  // Drivers load lazily; asking for the function loads the code into the context now.
   cuda::Function function = nullptr;
   cuda::check(driver, driver.cuKernelGetFunction(&function, kernel_), "cuKernelGetFunction");
-  functions_[device.ordinal].store(function, std::memory_order_release);
-  return function;
+  prepared_[device.ordinal].store(true, std::memory_order_release);
 }
 
 void LoadedKernel::unload() noexcept {

@@ -15,22 +15,22 @@ namespace fa3 {
 // A cubin and its handles: loaded into the driver once, prepared once a device, by whoever needs it first.
 class LoadedKernel {
  public:
-  // The function of the kernel in `device`'s context, which must be current.
-  cuda::Function on(const cuda::Driver& driver, const Device& device, const Spec& spec, const std::string& arch) const {
-    const cuda::Function function = functions_[device.ordinal].load(std::memory_order_acquire);
-    return function != nullptr ? function : load(driver, device, spec, arch);
+  // The kernel, prepared for launches on `device`, whose context must be current.
+  cuda::Kernel on(const cuda::Driver& driver, const Device& device, const Spec& spec, const std::string& arch) const {
+    if (!prepared_[device.ordinal].load(std::memory_order_acquire)) prepare(driver, device, spec, arch);
+    return kernel_;
   }
   void unload() noexcept;
 
   std::vector<char> cubin;
 
  private:
-  cuda::Function load(const cuda::Driver& driver, const Device& device, const Spec& spec, const std::string& arch) const;
+  void prepare(const cuda::Driver& driver, const Device& device, const Spec& spec, const std::string& arch) const;
 
   mutable std::mutex mutex_;
   mutable cuda::Library library_ = nullptr;
-  mutable cuda::Kernel kernel_ = nullptr;
-  mutable std::atomic<cuda::Function> functions_[kMaxDevices] = {};
+  mutable cuda::Kernel kernel_ = nullptr;  // serves all devices
+  mutable std::atomic<bool> prepared_[kMaxDevices] = {};
 };
 
 }  // namespace fa3

@@ -60,7 +60,9 @@ void launch(const fa3_kernel& kernel, const fa3_call& call) {
   Device& device = fa3::device(driver, prepared.device);
   const uint32_t grid = grid_size(spec, prepared.num_tiles, call.sm_margin, device.num_sms);
   const ScopedContext context(driver, device);
-  const cuda::Function function = kernel.loaded.on(driver, device, spec, *kernel.arch);
+  // Launched as a kernel, not as the context's function: then it runs in the context of the stream, which may be a
+  // green one of the same device.
+  const auto function = reinterpret_cast<cuda::Function>(kernel.loaded.on(driver, device, spec, *kernel.arch));
 
   const auto stream = static_cast<cuda::Stream>(call.stream);
   cuda::TensorMap maps[kMaxMaps];

@@ -45,6 +45,7 @@ static int max_smem = 232448;
 static int capturing;         /* some thread captures in global mode */
 static int init_result;       /* what cuInit returns */
 static int launch_result;     /* what cuLaunchKernelEx returns */
+static int slowness;          /* milliseconds that cuInit and cuLibraryLoadData take */
 static char param_kinds[128]; /* of the kernel that is launched: M map, P pointer, I i32, L i64, F f32 */
 
 static pid_t owner; /* the process that called cuInit */
@@ -54,8 +55,9 @@ static _Thread_local int capture_mode;        /* 0 global: the default */
 static _Thread_local intptr_t stack[STACK];   /* contexts: device ordinal + 1 */
 static _Thread_local int depth;
 
-/* A kernel's handle is 0x1000 + its number; a function's has the device ordinal on top. */
+/* A library's and its kernel's handle is 0x1000 + its number. */
 static int kernel_smem[256][MAX_DEVICES];
+static int kernel_loaded[256][MAX_DEVICES];
 static atomic_int num_kernels;
 
 static void note(const char *format, ...) {
@@ -98,6 +100,7 @@ void fake_set(const char *name, const char *value) {
   if (!strcmp(name, "capturing")) capturing = number;
   if (!strcmp(name, "init_result")) init_result = number;
   if (!strcmp(name, "launch_result")) launch_result = number;
+  if (!strcmp(name, "slowness")) slowness = number;
   if (!strcmp(name, "param_kinds")) snprintf(param_kinds, sizeof param_kinds, "%s", value);
 }
 
@@ -108,6 +111,7 @@ void fake_push(int device) { stack[depth++] = device + 1; }
 
 int cuInit(unsigned flags) {
   note("cuInit %u", flags);
+  usleep(1000 * slowness);
   if (owner != 0 && owner != getpid()) return NOT_INITIALIZED;
   if (init_result != SUCCESS) return init_result;
   if (num_devices == 0) return NO_DEVICE;
@@ -173,6 +177,7 @@ int cuCtxPopCurrent_v2(intptr_t *context) {
 int cuLibraryLoadData(void **library, const void *code, int *a, void **b, unsigned c, int *d, void **e, unsigned f) {
   USE_OUTSIDE_CAPTURE();
   note("cuLibraryLoadData %.4s", (const char *)code);
+  usleep(1000 * slowness);
   if (a || b || c || d || e || f) return INVALID_VALUE;
   *library = (void *)(intptr_t)(0x1000 + num_kernels++);
   return SUCCESS;
@@ -204,7 +209,8 @@ int cuKernelGetFunction(void **function, void *kernel) {
   USE_OUTSIDE_CAPTURE();
   note("cuKernelGetFunction device %d", fake_current_device());
   if (depth == 0) return INVALID_CONTEXT;
-  *function = (void *)(((intptr_t)kernel) | ((intptr_t)stack[depth - 1] << 32));
+  kernel_loaded[((intptr_t)kernel) & 0xff][fake_current_device()] = 1;
+  *function = (void *)(intptr_t)0x99;
   return SUCCESS;
 }
 
@@ -279,9 +285,9 @@ int cuTensorMapEncodeTiled(TensorMap *map, int dtype, uint32_t rank, void *addre
   return SUCCESS;
 }
 
-int cuLaunchKernelEx(const LaunchConfig *config, void *function, void **params, void **extra) {
+int cuLaunchKernelEx(const LaunchConfig *config, void *kernel, void **params, void **extra) {
   USE();
-  const int device = (int)((intptr_t)function >> 32) - 1;
+  const int device = fake_current_device(), number = (int)((intptr_t)kernel & 0xff);
   char text[1024] = "";
   int length = 0;
   for (int i = 0; param_kinds[i] != '\0'; i++) {
@@ -295,9 +301,11 @@ int cuLaunchKernelEx(const LaunchConfig *config, void *function, void **params, 
   }
   note("cuLaunchKernelEx device %d stream %p grid %u block %u smem %u params%s", device, config->stream, config->grid[0],
        config->block[0], config->smem, text);
-  if (depth == 0 || fake_current_device() != device) return INVALID_CONTEXT;
+  if (depth == 0) return INVALID_CONTEXT;
+  if ((intptr_t)kernel >> 8 != 0x10) return INVALID_HANDLE;
+  if (capturing && !kernel_loaded[number][device]) return CAPTURE_UNSUPPORTED;
   if (config->grid[0] == 0 || config->grid[1] != 1 || config->grid[2] != 1 || config->num_attributes || extra) return INVALID_VALUE;
   if (config->block[1] != 1 || config->block[2] != 1) return INVALID_VALUE;
-  if ((int)config->smem > kernel_smem[(intptr_t)function & 0xff][device]) return INVALID_VALUE;
+  if ((int)config->smem > kernel_smem[number][device]) return INVALID_VALUE;
   return launch_result;
 }

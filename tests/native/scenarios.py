@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -142,6 +143,7 @@ def default_stream_during_capture(s: Session) -> object:
 
 def threads(s: Session) -> object:
     """Eight threads meet at the first launch, each with a stream of its own."""
+    s.set(slowness=100)
     barrier = threading.Barrier(8)
     errors: list[object] = []
 
@@ -191,13 +193,17 @@ def fork_after_others_use(s: Session) -> object:
     return _in_child(lambda: s.error(s.launch))
 
 
-def fork_while_threads_start(s: Session) -> object:
-    """Children forked while another thread opens the driver end, one way or the other."""
+def fork_while_the_driver_starts(s: Session) -> object:
+    """A fork while another thread is inside cuInit."""
+    s.set(slowness=500)
     worker = threading.Thread(target=s.launch)
     worker.start()
-    outcomes = [_in_child(lambda: s.error(s.launch)) for _ in range(5)]
+    log = Path(os.environ["FAKE_CUDA_LOG"])
+    while not log.exists() or "cuInit" not in log.read_text():
+        time.sleep(0.01)
+    outcome = _in_child(lambda: s.error(s.launch))
     worker.join()
-    return outcomes
+    return outcome
 
 
 def no_gpu(s: Session) -> object:
@@ -282,7 +288,7 @@ SCENARIOS: dict[str, Callable[[Session], object]] = {
         fork_before_use,
         fork_after_use,
         fork_after_others_use,
-        fork_while_threads_start,
+        fork_while_the_driver_starts,
         no_gpu,
         broken_init,
         device_that_is_not_there,
