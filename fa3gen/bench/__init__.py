@@ -1,0 +1,1 @@
+"""Times kernels against other implementations of attention."""
