@@ -1,0 +1,266 @@
+"""Tensors of a case: values that try a kernel, in memory laid out as callers lay it out.
+
+What a view leaves out of its buffer is NaN and infinity: none of it may matter.  Outputs lie in buffers of a pattern
+that is NaN, so that what is not written and what is written outside shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fa3gen.verify.cases import Case
+
+#: Every 16-bit word of a poisoned buffer; read as bf16, fp16 or (two of them) fp32 it is NaN.
+POISON = 0x7FFF
+_GUARD = 2048  # elements before and behind a contiguous output
+#: (before, behind) in each dim of a padded tensor; keeps 16-byte alignment.
+_PADDING = ((1, 1), (3, 70), (1, 1), (8, 24))
+#: Elements from one batch to the next where offsets must not be 32-bit.
+_FAR = (1 << 31) + 64
+#: What the stride of a dim of extent 1 is made; it leads nowhere.
+_ODD = (3, 1 << 20, 1, 7)
+
+
+class Inputs(NamedTuple):
+    q: Tensor
+    k: Tensor
+    v: Tensor
+
+
+def make(case: Case, dtype: torch.dtype, head_dim: int, head_dim_v: int, device: torch.device) -> Inputs:
+    """q, k and v of ``case``; the same on every device of a kind."""
+    generator = torch.Generator(device).manual_seed(case.seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, device=device)
+
+    q = normal(case.batch, case.seqlen_q, case.heads_q, head_dim)
+    k = normal(case.batch, case.seqlen_k, case.heads_k, head_dim)
+    v = normal(case.batch, case.seqlen_k, case.heads_k, head_dim_v)
+    return LAYOUTS[case.layout](*(tensor.to(dtype) for tensor in VALUES[case.values](q, k, v)))
+
+
+# --- values: what is done to normal ones
+
+
+def _large(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
+    """Scores of some hundreds: a softmax of nearly one key, and sums that overflow without the maximum."""
+    return Inputs(q * 8, k * 8, v * 4)
+
+
+def _growing(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
+    """Maxima that rise from the last key to the first: blocks are visited from right to left."""
+    return Inputs(q, k * _ramp(k, 60.0, 0.1), v)
+
+
+def _shrinking(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
+    return Inputs(q, k * _ramp(k, 0.1, 60.0), v)
+
+
+def _steps(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
+    """As growing, but in steps of 100 keys around the factor 2^8 at which a lazy softmax rescales."""
+    position = torch.arange(k.shape[1], device=k.device)
+    return Inputs(q * 0.05 + 1.0, (k * 0.05 + 0.4) * (1 + (k.shape[1] - position) // 100).view(1, -1, 1, 1), v)
+
+
+def _outlier(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
+    """A few keys that take nearly all the weight."""
+    k[:, ::97] *= 40
+    return Inputs(q, k, v)
+
+
+def _negative(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
+    """Scores far below 0: the zeros that are loaded past the last key would outweigh every key."""
+    return Inputs(q.abs() * 3, -k.abs() * 3, v)
+
+
+def _constant(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
+    """Equal scores: the mean of the values that are seen."""
+    return Inputs(torch.zeros_like(q), k, v)
+
+
+def _offset(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
+    """Values far from 0."""
+    return Inputs(q, k, v + 100)
+
+
+def _ramp(k: Tensor, first: float, last: float) -> Tensor:
+    return torch.linspace(first, last, k.shape[1], device=k.device).view(1, -1, 1, 1)
+
+
+VALUES: dict[str, Callable[[Tensor, Tensor, Tensor], Inputs]] = {
+    "normal": Inputs,
+    "large": _large,
+    "growing": _growing,
+    "shrinking": _shrinking,
+    "steps": _steps,
+    "outlier": _outlier,
+    "negative": _negative,
+    "constant": _constant,
+    "offset": _offset,
+}
+
+
+# --- layouts of (batch, seqlen, heads, head_dim)
+
+
+def _each(place: Callable[[Tensor], Tensor]) -> Callable[[Tensor, Tensor, Tensor], Inputs]:
+    return lambda q, k, v: Inputs(place(q), place(k), place(v))
+
+
+def _heads_first(tensor: Tensor) -> Tensor:
+    """(batch, heads, seqlen, head_dim) in memory."""
+    return tensor.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def _seqlen_first(tensor: Tensor) -> Tensor:
+    """(seqlen, batch, heads, head_dim) in memory."""
+    return tensor.transpose(0, 1).contiguous().transpose(0, 1)
+
+
+def _padded(tensor: Tensor) -> Tensor:
+    """The inside of a larger tensor of NaN and infinities."""
+    shape = [before + extent + behind for (before, behind), extent in zip(_PADDING, tensor.shape, strict=True)]
+    buffer = torch.full(shape, torch.nan, dtype=tensor.dtype, device=tensor.device)
+    buffer[:, ::2] = torch.inf
+    view = _inside(buffer, tensor.shape)
+    view.copy_(tensor)
+    return view
+
+
+def _odd_ones(tensor: Tensor) -> Tensor:
+    """Strides that no element uses are odd."""
+    return tensor.as_strided(tensor.shape, _odd_strides(tensor))
+
+
+def _far(tensor: Tensor) -> Tensor:
+    """Batches more than 2^31 elements apart."""
+    batch, seqlen, heads, head_dim = tensor.shape
+    size = (batch - 1) * _FAR + seqlen * heads * head_dim
+    buffer = torch.empty(size, dtype=tensor.dtype, device=tensor.device)
+    view = buffer.as_strided(tensor.shape, (_FAR, heads * head_dim, head_dim, 1))
+    view.copy_(tensor)
+    return view
+
+
+def _packed(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
+    """Slices of one projection."""
+    heads_q, heads_k = q.shape[2], k.shape[2]
+    packed = torch.cat((q, k, v), dim=2)
+    return Inputs(packed[:, :, :heads_q], packed[:, :, heads_q : heads_q + heads_k], packed[:, :, heads_q + heads_k :])
+
+
+def _paired(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
+    """k and v of a cache (batch, 2, seqlen, heads, head_dim)."""
+    return Inputs(q, *torch.stack((k, v), dim=1).unbind(1))
+
+
+def _shared_batch(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
+    """One k and v for the whole batch, by stride 0."""
+    return Inputs(q, k[:1].expand(k.shape), v[:1].expand(v.shape))
+
+
+def _shared_heads(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
+    """One key/value head spelled as many, by stride 0."""
+    return Inputs(q, k[:, :, :1].expand(k.shape), v[:, :, :1].expand(v.shape))
+
+
+LAYOUTS: dict[str, Callable[[Tensor, Tensor, Tensor], Inputs]] = {
+    "contiguous": Inputs,
+    "heads_first": _each(_heads_first),
+    "seqlen_first": _each(_seqlen_first),
+    "padded": _each(_padded),
+    "odd_ones": _each(_odd_ones),
+    "far": _each(_far),
+    "packed": _packed,
+    "paired": _paired,
+    "shared_batch": _shared_batch,
+    "shared_heads": _shared_heads,
+}
+
+
+# --- outputs
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """An output inside a poisoned buffer."""
+
+    view: Tensor
+    _words: Tensor  # the buffer's 16-bit words
+    _inside: Tensor  # true for the words of the view
+
+    def unwritten(self) -> int:
+        """Words of the output that are still poison."""
+        return int(((self._words == POISON) & self._inside).sum())
+
+    def touched(self) -> int:
+        """Words around the output that are not."""
+        return int(((self._words != POISON) & ~self._inside).sum())
+
+
+def guarded(shape: Sequence[int], dtype: torch.dtype, device: torch.device, layout: str = "contiguous") -> Guarded:
+    """A poisoned output of ``shape``, laid out as far as ``layout`` applies to a tensor that is written."""
+    buffer, view = _OUTPUTS.get(layout, _contiguous_output)(shape, dtype, device)
+    words = buffer.view(torch.int16)
+    words.fill_(POISON)
+    inside = torch.zeros(buffer.shape, dtype=torch.int8, device=device)
+    inside.as_strided(view.shape, view.stride(), view.storage_offset()).fill_(1)
+    inside = inside.repeat_interleave(words.shape[-1] // buffer.shape[-1], dim=-1) if dtype.itemsize > 2 else inside
+    return Guarded(view, words, inside.bool())
+
+
+def _contiguous_output(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    size = torch.Size(shape).numel()
+    buffer = torch.empty(size + 2 * _GUARD, dtype=dtype, device=device)
+    return buffer, buffer[_GUARD : _GUARD + size].view(*shape)
+
+
+def _heads_first_output(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    batch, seqlen, heads, head_dim = shape
+    buffer, view = _contiguous_output((batch, heads, seqlen, head_dim), dtype, device)
+    return buffer, view.transpose(1, 2)
+
+
+def _odd_ones_output(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    buffer, view = _contiguous_output(shape, dtype, device)
+    return buffer, view.as_strided(view.shape, _odd_strides(view), view.storage_offset())
+
+
+def _padded_output(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    padding = _PADDING[4 - len(shape) :]
+    whole = [before + extent + behind for (before, behind), extent in zip(padding, shape, strict=True)]
+    buffer = torch.empty(whole, dtype=dtype, device=device)
+    return buffer, _inside(buffer, shape)
+
+
+def _far_output(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    batch, seqlen, heads, head_dim = shape
+    buffer = torch.empty((batch - 1) * _FAR + seqlen * heads * head_dim, dtype=dtype, device=device)
+    return buffer, buffer.as_strided(tuple(shape), (_FAR, heads * head_dim, head_dim, 1))
+
+
+_OUTPUTS: dict[str, Callable[[Sequence[int], torch.dtype, torch.device], tuple[Tensor, Tensor]]] = {
+    "heads_first": _heads_first_output,
+    "odd_ones": _odd_ones_output,
+    "padded": _padded_output,
+    "far": _far_output,
+}
+
+
+def _inside(buffer: Tensor, shape: Sequence[int]) -> Tensor:
+    padding = _PADDING[4 - len(shape) :]
+    for axis, ((before, _), extent) in enumerate(zip(padding, shape, strict=True)):
+        buffer = buffer.narrow(axis, before, extent)
+    return buffer
+
+
+def _odd_strides(tensor: Tensor) -> tuple[int, ...]:
+    """The strides of ``tensor``, those of dims of extent 1 replaced (not the last dim's)."""
+    *outer, _ = zip(tensor.shape, tensor.stride(), _ODD, strict=True)
+    return (*(odd if extent == 1 else stride for extent, stride, odd in outer), 1)
