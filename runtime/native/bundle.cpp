@@ -23,7 +23,8 @@ Bytes read_file(const std::string& path, fa3_status missing) {
   if (file == nullptr) fail(missing, "cannot read %s: %s", path.c_str(), std::strerror(errno));
   Bytes bytes;
   char block[1 << 16];
-  while (const size_t count = std::fread(block, 1, sizeof block, file.get())) bytes.insert(bytes.end(), block, block + count);
+  while (const size_t count = std::fread(block, 1, sizeof block, file.get()))
+    bytes.insert(bytes.end(), block, block + count);
   if (std::ferror(file.get())) fail(FA3_BAD_BUNDLE, "cannot read %s: %s", path.c_str(), std::strerror(errno));
   return bytes;
 }
@@ -41,7 +42,8 @@ std::vector<char> read_cubin(const std::string& folder, const Spec& spec) {
 void check_capability(const Device& device, const std::string& arch, const std::string& kernel) {
   int number = 0;
   char feature = '\0';
-  if (std::sscanf(arch.c_str(), "sm%d%c", &number, &feature) < 1) fail(FA3_BAD_BUNDLE, "'%s' is no architecture", arch.c_str());
+  if (std::sscanf(arch.c_str(), "sm%d%c", &number, &feature) < 1)
+    fail(FA3_BAD_BUNDLE, "'%s' is no architecture", arch.c_str());
   const int major = number / 10, minor = number % 10;
   const bool runs = device.capability_major == major &&
                     (feature == '\0' ? device.capability_minor >= minor : device.capability_minor == minor);
@@ -52,7 +54,8 @@ void check_capability(const Device& device, const std::string& arch, const std::
 
 }  // namespace
 
-void LoadedKernel::prepare(const cuda::Driver& driver, const Device& device, const Spec& spec, const std::string& arch) const {
+void LoadedKernel::prepare(const cuda::Driver& driver, const Device& device, const Spec& spec,
+                           const std::string& arch) const {
   std::lock_guard<std::mutex> lock(mutex_);
   if (prepared_[device.ordinal].load(std::memory_order_acquire)) return;
   check_capability(device, arch, spec.name);
@@ -99,12 +102,13 @@ std::unique_ptr<fa3_bundle> fa3_bundle::open(const std::string& path) {
 
 const fa3_kernel& fa3_bundle::find(const std::string& name) const {
   constexpr size_t kShown = 8;
-  const auto at = std::lower_bound(kernels.begin(), kernels.end(), name,
-                                   [](const auto& kernel, const std::string& wanted) { return kernel->spec.name < wanted; });
+  const auto at =
+      std::lower_bound(kernels.begin(), kernels.end(), name,
+                       [](const auto& kernel, const std::string& wanted) { return kernel->spec.name < wanted; });
   if (at != kernels.end() && (*at)->spec.name == name) return **at;
   std::string known;
   for (size_t i = 0; i < std::min(kernels.size(), kShown); i++) known += (i == 0 ? "" : ", ") + kernels[i]->spec.name;
   if (kernels.size() > kShown) known += ", ...";
-  fa3::fail(FA3_NOT_FOUND, "the bundle in %s has no kernel '%s'; it has %zu: %s", path.c_str(), name.c_str(), kernels.size(),
-            known.c_str());
+  fa3::fail(FA3_NOT_FOUND, "the bundle in %s has no kernel '%s'; it has %zu: %s", path.c_str(), name.c_str(),
+            kernels.size(), known.c_str());
 }

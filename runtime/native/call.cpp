@@ -12,7 +12,7 @@ namespace {
 constexpr int64_t kMaxExtent = INT32_MAX;
 // Leaves room for a tile counter to run past the last tile by a few draws a CTA.
 constexpr int64_t kMaxTiles = INT32_MAX - (1 << 16);
-constexpr int64_t kMapAlignment = 16;             // bytes, of a tensor map's address and strides
+constexpr int64_t kMapAlignment = 16;                // bytes, of a tensor map's address and strides
 constexpr int64_t kMaxMapStride = int64_t{1} << 40;  // bytes, exclusive
 
 // K and V of the heads that are worked on together should stay in L2: half of the 60 MB of an H100.
@@ -49,25 +49,28 @@ void check_counts(const Spec& spec, const fa3_call& call) {
   if (call.size < sizeof(fa3_call)) {
     fail(FA3_BAD_VALUE, "call.size is %zu; set it to sizeof(fa3_call), %zu", call.size, sizeof(fa3_call));
   }
-  if (call.num_tensors != static_cast<int>(spec.tensors.size()) || call.num_scalars != static_cast<int>(spec.scalars.size())) {
+  if (call.num_tensors != static_cast<int>(spec.tensors.size()) ||
+      call.num_scalars != static_cast<int>(spec.scalars.size())) {
     fail(FA3_BAD_VALUE, "%s takes %zu tensors and %zu scalars, the call gives %d and %d", spec.name.c_str(),
          spec.tensors.size(), spec.scalars.size(), call.num_tensors, call.num_scalars);
   }
   if (call.tensors == nullptr || call.scalars == nullptr) fail(FA3_BAD_VALUE, "call.tensors or call.scalars is NULL");
   if (call.sm_margin < 0) fail(FA3_BAD_VALUE, "sm_margin is %d; it must be 0 or more", call.sm_margin);
-  if (reinterpret_cast<uintptr_t>(call.tile_counter) % 4 != 0) fail(FA3_BAD_VALUE, "tile_counter is not 4-byte aligned");
+  if (reinterpret_cast<uintptr_t>(call.tile_counter) % 4 != 0)
+    fail(FA3_BAD_VALUE, "tile_counter is not 4-byte aligned");
 }
 
 void read_shape(const Tensor& expected, const fa3_tensor& tensor, View& view) {
   const Role& role = *expected.role;
-  if (tensor.ndim != role.ndim) fail(FA3_BAD_VALUE, "%s has %d dimensions; it must have %d", role.tensor, tensor.ndim, role.ndim);
+  if (tensor.ndim != role.ndim)
+    fail(FA3_BAD_VALUE, "%s has %d dimensions; it must have %d", role.tensor, tensor.ndim, role.ndim);
   if (tensor.shape == nullptr) fail(FA3_BAD_VALUE, "%s has no shape", role.tensor);
   int64_t packed = 1;
   for (int axis = role.ndim - 1; axis >= 0; axis--) {
     const int64_t extent = tensor.shape[axis];
     if (extent < 0 || extent > kMaxExtent) {
-      fail(FA3_BAD_VALUE, "%s: shape[%d] is %lld; it must be 0 to %lld", role.tensor, axis, static_cast<long long>(extent),
-           static_cast<long long>(kMaxExtent));
+      fail(FA3_BAD_VALUE, "%s: shape[%d] is %lld; it must be 0 to %lld", role.tensor, axis,
+           static_cast<long long>(extent), static_cast<long long>(kMaxExtent));
     }
     view.shape[axis] = extent;
     view.empty |= extent == 0;
@@ -86,7 +89,8 @@ void read_tensor(const Tensor& expected, const fa3_tensor* tensor, View& view) {
   }
   view.present = true;
   if (tensor->dtype != expected.dtype) {
-    fail(FA3_BAD_TYPE, "%s is %s; the kernel takes %s", role.tensor, dtype_name(tensor->dtype), dtype_name(expected.dtype));
+    fail(FA3_BAD_TYPE, "%s is %s; the kernel takes %s", role.tensor, dtype_name(tensor->dtype),
+         dtype_name(expected.dtype));
   }
   read_shape(expected, *tensor, view);
   view.data = static_cast<char*>(tensor->data);
@@ -169,7 +173,9 @@ Value derive(Derived derived, const Spec& spec, const Extents& extents, int64_t 
   switch (derived) {
     case Derived::SoftmaxScaleLog2: value.f32 = softmax_scale_log2(softmax_scale); break;
     case Derived::HeadsPerKv: value.i32 = static_cast<int32_t>(heads_per_kv); break;
-    case Derived::MTiles: value.i32 = static_cast<int32_t>((extents[Dim::SeqlenQ] + spec.tile_m - 1) / spec.tile_m); break;
+    case Derived::MTiles:
+      value.i32 = static_cast<int32_t>((extents[Dim::SeqlenQ] + spec.tile_m - 1) / spec.tile_m);
+      break;
     case Derived::NumTiles: value.i32 = static_cast<int32_t>(num_tiles); break;
     case Derived::HeadSection: {
       const int64_t kv_bytes = 2 * extents[Dim::SeqlenK] * (extents[Dim::HeadDim] + extents[Dim::HeadDimV]);
@@ -199,10 +205,13 @@ Value scalar(const Param& param, const char* name, double number) {
 uint64_t map_stride(const View& view, int axis, int64_t element_bytes, bool written) {
   const int64_t stride = view.strides[axis];
   if (stride < 0 || stride >= kMaxMapStride / element_bytes || stride * element_bytes % kMapAlignment != 0) {
-    fail(FA3_BAD_VALUE, "%s: stride[%d] is %lld elements; it must be a multiple of %lld (16 bytes), not negative, and below 2^40 bytes",
-         view.name, axis, static_cast<long long>(stride), static_cast<long long>(kMapAlignment / element_bytes));
+    fail(
+        FA3_BAD_VALUE,
+        "%s: stride[%d] is %lld elements; it must be a multiple of %lld (16 bytes), not negative, and below 2^40 bytes",
+        view.name, axis, static_cast<long long>(stride), static_cast<long long>(kMapAlignment / element_bytes));
   }
-  if (stride == 0 && written) fail(FA3_BAD_VALUE, "%s: stride[%d] is 0; the elements of an output must not share memory", view.name, axis);
+  if (stride == 0 && written)
+    fail(FA3_BAD_VALUE, "%s: stride[%d] is 0; the elements of an output must not share memory", view.name, axis);
   return static_cast<uint64_t>(stride * element_bytes);
 }
 
@@ -220,7 +229,8 @@ void prepare_map(const View& view, const MapSpec& spec, bool written, char* spar
   if (!view.present) return;
   if (view.empty) return empty_map(map, spec.rank, spare_address);
   const int64_t element_bytes = dtype_bytes(spec.dtype);
-  if (reinterpret_cast<uintptr_t>(view.data) % kMapAlignment != 0) fail(FA3_BAD_VALUE, "%s is not 16-byte aligned", view.name);
+  if (reinterpret_cast<uintptr_t>(view.data) % kMapAlignment != 0)
+    fail(FA3_BAD_VALUE, "%s is not 16-byte aligned", view.name);
   map.address = view.data;
   const int inner = spec.axes[0];
   if (view.shape[inner] > 1 && view.strides[inner] != 1) {
@@ -234,7 +244,8 @@ void prepare_map(const View& view, const MapSpec& spec, bool written, char* spar
     const int axis = spec.axes[i];
     map.dims[i] = static_cast<uint64_t>(view.shape[axis]);
     if (i == 0) continue;
-    map.strides[i - 1] = view.shape[axis] > 1 ? map_stride(view, axis, element_bytes, written) : static_cast<uint64_t>(any_stride);
+    map.strides[i - 1] =
+        view.shape[axis] > 1 ? map_stride(view, axis, element_bytes, written) : static_cast<uint64_t>(any_stride);
   }
 }
 
@@ -299,14 +310,16 @@ void prepare(const Spec& spec, const fa3_call& call, PreparedCall& prepared) {
   if (prepared.num_tiles == 0) return;
   for (size_t i = 0; i < spec.params.size(); i++) {
     const Param& param = spec.params[i];
-    prepared.values[i] = param.source == Source::Tensor ? tensor_value(param, spec, views, prepared)
-                                                        : plain_value(param, spec, call, views, extents, prepared.num_tiles);
+    prepared.values[i] = param.source == Source::Tensor
+                             ? tensor_value(param, spec, views, prepared)
+                             : plain_value(param, spec, call, views, extents, prepared.num_tiles);
   }
 }
 
 uint32_t grid_size(const Spec& spec, int64_t num_tiles, int32_t sm_margin, int32_t num_sms) {
   if (spec.grid == Grid::TilePerCta) return static_cast<uint32_t>(num_tiles);
-  if (sm_margin >= num_sms) fail(FA3_BAD_VALUE, "sm_margin is %d; it must be below the %d multiprocessors of the device", sm_margin, num_sms);
+  if (sm_margin >= num_sms)
+    fail(FA3_BAD_VALUE, "sm_margin is %d; it must be below the %d multiprocessors of the device", sm_margin, num_sms);
   return static_cast<uint32_t>(std::min<int64_t>(num_sms - sm_margin, num_tiles));
 }
 

@@ -26,7 +26,7 @@ union Value {
 
 struct PreparedCall {
   int32_t device = 0;
-  int64_t num_tiles = 0;    // 0: nothing to launch, and nothing below is set
+  int64_t num_tiles = 0;     // 0: nothing to launch, and nothing below is set
   Value values[kMaxParams];  // one a parameter; workspace pointers are the launcher's to fill
   MapArgs maps[kMaxMaps];
   int num_maps = 0;

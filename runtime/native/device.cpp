@@ -46,7 +46,8 @@ Device& device(const cuda::Driver& driver, int ordinal) {
   }
   int count = 0;
   cuda::check(driver, driver.cuDeviceGetCount(&count), "cuDeviceGetCount");
-  if (!in_table || ordinal >= count) fail(FA3_BAD_DEVICE, "device %d does not exist; this machine has %d", ordinal, count);
+  if (!in_table || ordinal >= count)
+    fail(FA3_BAD_DEVICE, "device %d does not exist; this machine has %d", ordinal, count);
   std::lock_guard<std::mutex> lock(retaining);
   if (Device* known = devices[ordinal].load(std::memory_order_acquire)) return *known;
   Device* made = retain(driver, ordinal);

@@ -11,7 +11,8 @@ namespace fa3 {
 
 constexpr int kMaxDevices = 64;
 
-// Hands out zeroed int32s in device memory, each to one stream or one captured launch and never again; nothing is freed.
+// Hands out zeroed int32s in device memory, each to one stream or one captured launch and never again; nothing is
+// freed.
 class TileCounters {
  public:
   // The counter of the stream with this cuStreamGetId.  Launches of one stream follow each other, so they share it.

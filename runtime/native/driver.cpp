@@ -19,7 +19,7 @@ constexpr char kForked[] =
 Driver functions;
 std::atomic<const Driver*> ready{nullptr};
 std::atomic<bool> forked{false};
-std::mutex opening;       // held over a fork, so that a child never finds the driver half opened
+std::mutex opening;        // held over a fork, so that a child never finds the driver half opened
 bool initialised = false;  // cuInit succeeded; guarded by `opening`
 
 void before_fork() { opening.lock(); }
@@ -32,7 +32,8 @@ void after_fork_in_child() {
 void open_library() {
   void* library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
-    fail(FA3_NO_DRIVER, "no NVIDIA driver: %s; kernels run on a machine with a GPU and its driver (nvidia-smi works there)",
+    fail(FA3_NO_DRIVER,
+         "no NVIDIA driver: %s; kernels run on a machine with a GPU and its driver (nvidia-smi works there)",
          dlerror());
   }
   auto find = [library](const char* symbol) {
@@ -56,7 +57,8 @@ const Driver& open() {
   const Result result = functions.cuInit(0);
   initialised = result == kSuccess;
   // Another user of CUDA in the parent (a framework, say) shows in its child as "not initialised".
-  if (result == kNotInitialized) fail(FA3_FORKED, "cuInit failed with CUDA_ERROR_NOT_INITIALIZED; most likely %s", kForked);
+  if (result == kNotInitialized)
+    fail(FA3_FORKED, "cuInit failed with CUDA_ERROR_NOT_INITIALIZED; most likely %s", kForked);
   if (result == kNoDevice) fail(FA3_NO_DRIVER, "the NVIDIA driver finds no GPU (is CUDA_VISIBLE_DEVICES empty?)");
   check(functions, result, "cuInit");
   ready.store(&functions, std::memory_order_release);

@@ -22,7 +22,7 @@ constexpr Result kOutOfMemory = 2;
 constexpr Result kNotInitialized = 3;
 constexpr Result kNoDevice = 100;
 
-constexpr int kMultiprocessorCount = 16;       // device attributes
+constexpr int kMultiprocessorCount = 16;  // device attributes
 constexpr int kComputeCapabilityMajor = 75;
 constexpr int kComputeCapabilityMinor = 76;
 
@@ -58,32 +58,32 @@ struct LaunchConfig {
 };
 
 // X(name, exported symbol, type).  Symbols differ from names where cuda.h renames a function to a later version.
-#define FA3_DRIVER_FUNCTIONS(X)                                                                                      \
-  X(cuInit, "cuInit", Result(unsigned))                                                                              \
-  X(cuGetErrorName, "cuGetErrorName", Result(Result, const char**))                                                  \
-  X(cuGetErrorString, "cuGetErrorString", Result(Result, const char**))                                              \
-  X(cuDeviceGetCount, "cuDeviceGetCount", Result(int*))                                                              \
-  X(cuDeviceGet, "cuDeviceGet", Result(Device*, int))                                                                \
-  X(cuDeviceGetAttribute, "cuDeviceGetAttribute", Result(int*, int, Device))                                         \
-  X(cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", Result(Context*, Device))                                  \
-  X(cuCtxPushCurrent, "cuCtxPushCurrent_v2", Result(Context))                                                        \
-  X(cuCtxPopCurrent, "cuCtxPopCurrent_v2", Result(Context*))                                                         \
-  X(cuLibraryLoadData, "cuLibraryLoadData",                                                                          \
-    Result(Library*, const void*, int*, void**, unsigned, int*, void**, unsigned))                                   \
-  X(cuLibraryUnload, "cuLibraryUnload", Result(Library))                                                             \
-  X(cuLibraryGetKernel, "cuLibraryGetKernel", Result(Kernel*, Library, const char*))                                 \
-  X(cuKernelSetAttribute, "cuKernelSetAttribute", Result(int, int, Kernel, Device))                                  \
-  X(cuKernelGetFunction, "cuKernelGetFunction", Result(Function*, Kernel))                                           \
-  X(cuMemAlloc, "cuMemAlloc_v2", Result(DevicePtr*, size_t))                                                         \
-  X(cuMemsetD32Async, "cuMemsetD32Async", Result(DevicePtr, unsigned, size_t, Stream))                               \
-  X(cuStreamCreate, "cuStreamCreate", Result(Stream*, unsigned))                                                     \
-  X(cuStreamSynchronize, "cuStreamSynchronize", Result(Stream))                                                      \
-  X(cuStreamGetId, "cuStreamGetId", Result(Stream, unsigned long long*))                                             \
-  X(cuStreamIsCapturing, "cuStreamIsCapturing", Result(Stream, int*))                                                \
-  X(cuThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode", Result(int*))                            \
-  X(cuTensorMapEncodeTiled, "cuTensorMapEncodeTiled",                                                                \
+#define FA3_DRIVER_FUNCTIONS(X)                                                                                       \
+  X(cuInit, "cuInit", Result(unsigned))                                                                               \
+  X(cuGetErrorName, "cuGetErrorName", Result(Result, const char**))                                                   \
+  X(cuGetErrorString, "cuGetErrorString", Result(Result, const char**))                                               \
+  X(cuDeviceGetCount, "cuDeviceGetCount", Result(int*))                                                               \
+  X(cuDeviceGet, "cuDeviceGet", Result(Device*, int))                                                                 \
+  X(cuDeviceGetAttribute, "cuDeviceGetAttribute", Result(int*, int, Device))                                          \
+  X(cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", Result(Context*, Device))                                   \
+  X(cuCtxPushCurrent, "cuCtxPushCurrent_v2", Result(Context))                                                         \
+  X(cuCtxPopCurrent, "cuCtxPopCurrent_v2", Result(Context*))                                                          \
+  X(cuLibraryLoadData, "cuLibraryLoadData",                                                                           \
+    Result(Library*, const void*, int*, void**, unsigned, int*, void**, unsigned))                                    \
+  X(cuLibraryUnload, "cuLibraryUnload", Result(Library))                                                              \
+  X(cuLibraryGetKernel, "cuLibraryGetKernel", Result(Kernel*, Library, const char*))                                  \
+  X(cuKernelSetAttribute, "cuKernelSetAttribute", Result(int, int, Kernel, Device))                                   \
+  X(cuKernelGetFunction, "cuKernelGetFunction", Result(Function*, Kernel))                                            \
+  X(cuMemAlloc, "cuMemAlloc_v2", Result(DevicePtr*, size_t))                                                          \
+  X(cuMemsetD32Async, "cuMemsetD32Async", Result(DevicePtr, unsigned, size_t, Stream))                                \
+  X(cuStreamCreate, "cuStreamCreate", Result(Stream*, unsigned))                                                      \
+  X(cuStreamSynchronize, "cuStreamSynchronize", Result(Stream))                                                       \
+  X(cuStreamGetId, "cuStreamGetId", Result(Stream, unsigned long long*))                                              \
+  X(cuStreamIsCapturing, "cuStreamIsCapturing", Result(Stream, int*))                                                 \
+  X(cuThreadExchangeStreamCaptureMode, "cuThreadExchangeStreamCaptureMode", Result(int*))                             \
+  X(cuTensorMapEncodeTiled, "cuTensorMapEncodeTiled",                                                                 \
     Result(TensorMap*, int, uint32_t, void*, const uint64_t*, const uint64_t*, const uint32_t*, const uint32_t*, int, \
-           int, int, int))                                                                                           \
+           int, int, int))                                                                                            \
   X(cuLaunchKernelEx, "cuLaunchKernelEx", Result(const LaunchConfig*, Function, void**, void**))
 
 struct Driver {

@@ -80,7 +80,8 @@ class Parser {
     while (line_ < lines_.size()) index.kernels.push_back(kernel());
     std::sort(index.kernels.begin(), index.kernels.end(), [](const Spec& a, const Spec& b) { return a.name < b.name; });
     for (size_t i = 1; i < index.kernels.size(); i++) {
-      if (index.kernels[i].name == index.kernels[i - 1].name) bad("kernel " + index.kernels[i].name + " is there twice");
+      if (index.kernels[i].name == index.kernels[i - 1].name)
+        bad("kernel " + index.kernels[i].name + " is there twice");
     }
     return index;
   }
@@ -91,7 +92,8 @@ class Parser {
   }
 
   [[noreturn]] void unknown(const char* what, const std::string& name) const {
-    bad("this libfa3 does not know the " + std::string(what) + " '" + name + "': install the runtime that came with the bundle");
+    bad("this libfa3 does not know the " + std::string(what) + " '" + name +
+        "': install the runtime that came with the bundle");
   }
 
   void header() {
@@ -99,10 +101,11 @@ class Parser {
     if (words.size() != 2 || words[0] != "fa3-index") fail(FA3_BAD_BUNDLE, "index.txt is no index of a fa3gen bundle");
     line_ = 1;
     if (number(words[1]) == kSchema) return;
-    fail(FA3_BAD_BUNDLE,
-         "index.txt has schema %s, this libfa3 reads schema %d: rebuild the bundle with the fa3gen of the same release, "
-         "or install the runtime that came with it",
-         words[1].c_str(), static_cast<int>(kSchema));
+    fail(
+        FA3_BAD_BUNDLE,
+        "index.txt has schema %s, this libfa3 reads schema %d: rebuild the bundle with the fa3gen of the same release, "
+        "or install the runtime that came with it",
+        words[1].c_str(), static_cast<int>(kSchema));
   }
 
   // The next line's words; it must begin with `keyword` and have `count` words behind it.
@@ -251,7 +254,8 @@ class Parser {
 
   // What holds for a whole kernel; gives each tensor its map.
   void check(Spec& spec) const {
-    if (spec.tensors.size() > kMaxTensors || spec.params.size() > kMaxParams) bad("kernel " + spec.name + " has too many arguments");
+    if (spec.tensors.size() > kMaxTensors || spec.params.size() > kMaxParams)
+      bad("kernel " + spec.name + " has too many arguments");
     int maps = 0;
     for (size_t i = 0; i < spec.params.size(); i++) {
       if (spec.params[i].kind != Kind::TensorMap) continue;
@@ -265,8 +269,11 @@ class Parser {
       if (tensor.dtype == FA3_OTHER) bad("tensor " + std::string(tensor.role->tensor) + " has no tensor map");
     }
     for (const char* needed : {"q", "k", "v"}) {  // shapes are taken from these
-      auto is_needed = [needed](const Tensor& tensor) { return std::strcmp(tensor.role->tensor, needed) == 0 && !tensor.optional; };
-      if (std::none_of(spec.tensors.begin(), spec.tensors.end(), is_needed)) bad("kernel " + spec.name + " has no tensor " + needed);
+      auto is_needed = [needed](const Tensor& tensor) {
+        return std::strcmp(tensor.role->tensor, needed) == 0 && !tensor.optional;
+      };
+      if (std::none_of(spec.tensors.begin(), spec.tensors.end(), is_needed))
+        bad("kernel " + spec.name + " has no tensor " + needed);
     }
     const bool scaled = position(spec.scalars, std::string("softmax_scale")) == 0;
     if (!scaled) bad("the first scalar of kernel " + spec.name + " is not softmax_scale");

@@ -31,11 +31,12 @@ void encode(const cuda::Driver& driver, const MapArgs& args, cuda::TensorMap& ma
     return;
   }
   const MapSpec& spec = *args.spec;
-  cuda::check(driver,
-              driver.cuTensorMapEncodeTiled(&map, map_dtype(spec.dtype), static_cast<uint32_t>(spec.rank), args.address,
-                                            args.dims, args.strides, spec.box, kEveryElement, cuda::kInterleaveNone,
-                                            map_swizzle(spec.swizzle_bytes), cuda::kL2Promotion128B, cuda::kOobFillZero),
-              "cuTensorMapEncodeTiled");
+  cuda::check(
+      driver,
+      driver.cuTensorMapEncodeTiled(&map, map_dtype(spec.dtype), static_cast<uint32_t>(spec.rank), args.address,
+                                    args.dims, args.strides, spec.box, kEveryElement, cuda::kInterleaveNone,
+                                    map_swizzle(spec.swizzle_bytes), cuda::kL2Promotion128B, cuda::kOobFillZero),
+      "cuTensorMapEncodeTiled");
 }
 
 // A counter that no launch which may overlap this one has.

@@ -9,7 +9,7 @@
 
 namespace fa3 {
 
-constexpr int kMaxRank = 5;     // of a tensor, as of a tensor map
+constexpr int kMaxRank = 5;  // of a tensor, as of a tensor map
 constexpr int kMaxTensors = 32;
 constexpr int kMaxParams = 64;
 constexpr int kMaxMaps = 8;

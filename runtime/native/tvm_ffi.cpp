@@ -7,8 +7,8 @@
 //     launch(kernel: int, sm_margin: int, *scalars: float, *tensors: Tensor | None) -> None
 //     describe(kernel: int, num_sms: int, sm_margin: int, *scalars: float, *tensors: Tensor | None) -> str
 //
-// Bundles and kernels are numbers here and live until the process ends.  `launch` enqueues on TVM-FFI's current stream of
-// the tensors' device, which its Python package sets from torch's.  `describe` takes tensors on any device.
+// Bundles and kernels are numbers here and live until the process ends.  `launch` enqueues on TVM-FFI's current stream
+// of the tensors' device, which its Python package sets from torch's.  `describe` takes tensors on any device.
 #include <tvm/ffi/c_api.h>
 #include <tvm/ffi/extra/c_env_api.h>
 
@@ -68,8 +68,10 @@ class Handles {
 
   Object* get(int64_t number, const char* what) const {
     Object* object = nullptr;
-    if (number >= 0 && number < static_cast<int64_t>(Capacity)) object = objects_[number].load(std::memory_order_acquire);
-    if (object == nullptr) raise("ValueError", std::string(what) + " is " + std::to_string(number) + ", which is no handle of one");
+    if (number >= 0 && number < static_cast<int64_t>(Capacity))
+      object = objects_[number].load(std::memory_order_acquire);
+    if (object == nullptr)
+      raise("ValueError", std::string(what) + " is " + std::to_string(number) + ", which is no handle of one");
     return object;
   }
 
@@ -89,7 +91,8 @@ struct Arguments {
   int32_t count;
 
   void expect(int32_t wanted) const {
-    if (count != wanted) raise("TypeError", "takes " + std::to_string(wanted) + " arguments, got " + std::to_string(count));
+    if (count != wanted)
+      raise("TypeError", "takes " + std::to_string(wanted) + " arguments, got " + std::to_string(count));
   }
 
   int64_t integer(int32_t i, const char* name) const {
@@ -99,7 +102,8 @@ struct Arguments {
 
   int32_t integer32(int32_t i, const char* name) const {
     const int64_t value = integer(i, name);
-    if (value < INT32_MIN || value > INT32_MAX) raise("ValueError", std::string(name) + " is " + std::to_string(value) + ", beyond 32 bits");
+    if (value < INT32_MIN || value > INT32_MAX)
+      raise("ValueError", std::string(name) + " is " + std::to_string(value) + ", beyond 32 bits");
     return static_cast<int32_t>(value);
   }
 
@@ -177,9 +181,15 @@ class Call {
     const int32_t i = call_.num_tensors;
     pointers_[i] = nullptr;
     if (tensor == nullptr) return;
-    if (on_gpu && tensor->device.device_type != kDLCUDA) raise("ValueError", std::string(name) + " is not on a CUDA device");
-    tensors_[i] = {static_cast<char*>(tensor->data) + tensor->byte_offset, tensor->shape, tensor->strides, tensor->ndim,
-                   dtype(tensor->dtype), tensor->device.device_id, 0};
+    if (on_gpu && tensor->device.device_type != kDLCUDA)
+      raise("ValueError", std::string(name) + " is not on a CUDA device");
+    tensors_[i] = {static_cast<char*>(tensor->data) + tensor->byte_offset,
+                   tensor->shape,
+                   tensor->strides,
+                   tensor->ndim,
+                   dtype(tensor->dtype),
+                   tensor->device.device_id,
+                   0};
     pointers_[i] = &tensors_[i];
   }
 
@@ -202,8 +212,9 @@ void return_text(TVMFFIAny* result, const std::string& text) {
 
 }  // namespace
 
-#define FA3_EXPORT(name) \
-  extern "C" FA3_API int __tvm_ffi_##name(void*, const TVMFFIAny* values, int32_t count, [[maybe_unused]] TVMFFIAny* result)
+#define FA3_EXPORT(name)                                                                 \
+  extern "C" FA3_API int __tvm_ffi_##name(void*, const TVMFFIAny* values, int32_t count, \
+                                          [[maybe_unused]] TVMFFIAny* result)
 
 FA3_EXPORT(load_bundle) {
   return guarded([&] {

@@ -106,7 +106,8 @@ using ours::TensorMap;
   static_assert(std::string_view(TEXT(name)) == symbol, "symbol of " symbol);
 FA3_DRIVER_FUNCTIONS(CHECK)
 
-#define SAME_VALUE(our_name, their_name) static_assert(static_cast<long long>(ours::our_name) == static_cast<long long>(their_name), #their_name)
+#define SAME_VALUE(our_name, their_name) \
+  static_assert(static_cast<long long>(ours::our_name) == static_cast<long long>(their_name), #their_name)
 SAME_VALUE(kSuccess, CUDA_SUCCESS);
 SAME_VALUE(kOutOfMemory, CUDA_ERROR_OUT_OF_MEMORY);
 SAME_VALUE(kNotInitialized, CUDA_ERROR_NOT_INITIALIZED);
@@ -132,8 +133,8 @@ SAME_VALUE(kOobFillZero, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 
 static_assert(sizeof(TensorMap) == sizeof(CUtensorMap) && alignof(TensorMap) >= alignof(CUtensorMap));
 
-#define SAME_MEMBER(our_name, their_name)                                                    \
-  static_assert(offsetof(LaunchConfig, our_name) == offsetof(CUlaunchConfig, their_name) && \
+#define SAME_MEMBER(our_name, their_name)                                                     \
+  static_assert(offsetof(LaunchConfig, our_name) == offsetof(CUlaunchConfig, their_name) &&   \
                     sizeof(LaunchConfig::our_name) % sizeof(CUlaunchConfig::their_name) == 0, \
                 #their_name)
 static_assert(sizeof(LaunchConfig) == sizeof(CUlaunchConfig));

@@ -16,25 +16,25 @@
 
 enum { BATCH = 2, SEQLEN_Q = 150, SEQLEN_K = 200, HEADS_Q = 4, HEADS_K = 2, MAX_HEAD_DIM = 256, PERIOD = 8 };
 
-static void stop(const char *what, const char *why) {
+static void stop(const char* what, const char* why) {
   fprintf(stderr, "%s: %s\n", what, why);
   exit(1);
 }
 
-static void check(fa3_status status, const char *what) {
+static void check(fa3_status status, const char* what) {
   if (status != FA3_OK) stop(what, fa3_last_error());
 }
 
 /* The driver's functions that a caller needs to own memory. */
 static int (*cuInit)(unsigned);
-static int (*cuDevicePrimaryCtxRetain)(void **, int);
-static int (*cuCtxSetCurrent)(void *);
+static int (*cuDevicePrimaryCtxRetain)(void**, int);
+static int (*cuCtxSetCurrent)(void*);
 static int (*cuCtxSynchronize)(void);
-static int (*cuMemAlloc)(unsigned long long *, size_t);
-static int (*cuMemcpyHtoD)(unsigned long long, const void *, size_t);
-static int (*cuMemcpyDtoH)(void *, unsigned long long, size_t);
+static int (*cuMemAlloc)(unsigned long long*, size_t);
+static int (*cuMemcpyHtoD)(unsigned long long, const void*, size_t);
+static int (*cuMemcpyDtoH)(void*, unsigned long long, size_t);
 
-static void cuda(int result, const char *what) {
+static void cuda(int result, const char* what) {
   char text[32];
   snprintf(text, sizeof text, "CUDA error %d", result);
   if (result != 0) stop(what, text);
@@ -43,8 +43,8 @@ static void cuda(int result, const char *what) {
 static void open_driver(void) {
   void *library = dlopen("libcuda.so.1", RTLD_NOW), *context;
   if (library == NULL) stop("libcuda.so.1", dlerror());
-#define FIND(name, symbol)                      \
-  *(void **)&name = dlsym(library, symbol);     \
+#define FIND(name, symbol)                 \
+  *(void**)&name = dlsym(library, symbol); \
   if (name == NULL) stop(symbol, "not found");
   FIND(cuInit, "cuInit")
   FIND(cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain")
@@ -74,7 +74,8 @@ static float decode(uint16_t word, int dtype) {
     return value;
   }
   const int exponent = (word >> 10) & 31;
-  const float size = exponent == 31 ? NAN : ldexpf((float)((word & 0x3ff) | (exponent ? 0x400 : 0)), (exponent ? exponent : 1) - 25);
+  const float size =
+      exponent == 31 ? NAN : ldexpf((float)((word & 0x3ff) | (exponent ? 0x400 : 0)), (exponent ? exponent : 1) - 25);
   return word >> 15 ? -size : size;
 }
 
@@ -85,8 +86,8 @@ struct problem {
   fa3_tensor tensors[5];
 };
 
-static void describe(struct problem *p, const char *kernel) {
-  const char *d = strstr(kernel, "_d");
+static void describe(struct problem* p, const char* kernel) {
+  const char* d = strstr(kernel, "_d");
   const int64_t head_dim = d == NULL ? 0 : atoi(d + 2);
   if (head_dim <= 0 || head_dim > MAX_HEAD_DIM) stop(kernel, "no head_dim in the name");
   const int64_t shapes[5][4] = {{BATCH, SEQLEN_Q, HEADS_Q, head_dim},
@@ -101,16 +102,16 @@ static void describe(struct problem *p, const char *kernel) {
     fa3_tensor tensor = {.shape = p->shapes[i], .ndim = i == 4 ? 3 : 4, .dtype = i == 4 ? FA3_FP32 : p->dtype};
     p->counts[i] = 1;
     for (int axis = 0; axis < tensor.ndim; axis++) p->counts[i] *= (size_t)tensor.shape[axis];
-    tensor.data = (void *)(0x100000000 + 0x10000000 * (uintptr_t)i); /* read by nobody unless `run` replaces it */
+    tensor.data = (void*)(0x100000000 + 0x10000000 * (uintptr_t)i); /* read by nobody unless `run` replaces it */
     p->tensors[i] = tensor;
   }
 }
 
-static size_t bytes_of(const struct problem *p, int i) { return p->counts[i] * (i == 4 ? 4 : 2); }
+static size_t bytes_of(const struct problem* p, int i) { return p->counts[i] * (i == 4 ? 4 : 2); }
 
-static void upload(struct problem *p) {
+static void upload(struct problem* p) {
   for (int i = 0; i < 5; i++) {
-    uint16_t *host = malloc(bytes_of(p, i));
+    uint16_t* host = malloc(bytes_of(p, i));
     const int64_t row = p->shapes[i][3], heads = p->shapes[i][2];
     memset(host, 0xff, bytes_of(p, i)); /* NaN: an element that is not written shows */
     for (size_t j = 0; i < 3 && j < p->counts[i]; j++) {
@@ -120,21 +121,21 @@ static void upload(struct problem *p) {
     unsigned long long device;
     cuda(cuMemAlloc(&device, bytes_of(p, i)), "cuMemAlloc");
     cuda(cuMemcpyHtoD(device, host, bytes_of(p, i)), "cuMemcpyHtoD");
-    p->tensors[i].data = (void *)(uintptr_t)device;
+    p->tensors[i].data = (void*)(uintptr_t)device;
     free(host);
   }
 }
 
-static void *download(const struct problem *p, int i) {
-  void *host = malloc(bytes_of(p, i));
+static void* download(const struct problem* p, int i) {
+  void* host = malloc(bytes_of(p, i));
   cuda(cuMemcpyDtoH(host, (unsigned long long)(uintptr_t)p->tensors[i].data, bytes_of(p, i)), "cuMemcpyDtoH");
   return host;
 }
 
 /* The largest difference from what is due, over outputs and log-sum-exps. */
-static double worst_error(const struct problem *p) {
-  uint16_t *out = download(p, 3);
-  float *lse = download(p, 4);
+static double worst_error(const struct problem* p) {
+  uint16_t* out = download(p, 3);
+  float* lse = download(p, 4);
   double worst = 0;
   for (size_t j = 0; j < p->counts[3]; j++) {
     const int row = (int)(j / (size_t)(p->shapes[3][3] * HEADS_Q) % SEQLEN_Q);
@@ -155,17 +156,17 @@ static double worst_error(const struct problem *p) {
   return worst;
 }
 
-int main(int argc, char **argv) {
+int main(int argc, char** argv) {
   if (argc < 3) stop("usage", "use_fa3 BUNDLE KERNEL [run]");
-  fa3_bundle *bundle;
-  const fa3_kernel *kernel;
+  fa3_bundle* bundle;
+  const fa3_kernel* kernel;
   if (fa3_api_version() != FA3_API_VERSION) stop("libfa3", "is of another version than fa3.h");
   check(fa3_bundle_open(argv[1], &bundle), "open");
   check(fa3_bundle_find(bundle, argv[2], &kernel), "find");
 
   struct problem p;
   describe(&p, argv[2]);
-  const fa3_tensor *tensors[] = {&p.tensors[0], &p.tensors[1], &p.tensors[2], &p.tensors[3], &p.tensors[4]};
+  const fa3_tensor* tensors[] = {&p.tensors[0], &p.tensors[1], &p.tensors[2], &p.tensors[3], &p.tensors[4]};
   const double scalars[] = {1.0 / sqrt((double)p.shapes[0][3])};
   fa3_call call = {.size = sizeof call, .num_tensors = 5, .num_scalars = 1, .tensors = tensors, .scalars = scalars};
 
