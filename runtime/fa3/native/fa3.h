@@ -117,6 +117,18 @@ typedef enum fa3_dtype {
   FA3_INT32 = 5
 } fa3_dtype;
 
+/* The arguments of forward kernels of layout "dense".  Axes of one name have one extent.
+ *
+ *     q              (batch, seqlen_q, heads_q, head_dim)   the kernel's element type; head_dim is the kernel's
+ *     k, v           (batch, seqlen_k, heads_k, head_dim)   heads_q is a multiple of heads_k
+ *     out            (batch, seqlen_q, heads_q, head_dim)   written
+ *     lse            (batch, heads_q, seqlen_q)             fp32, written: natural log of each row's sum of
+ * exponentials softmax_scale  finite and above 0; multiplies the scores
+ *
+ * The last axis is contiguous.  Of q, k, v and out the address and the other strides are multiples of 16 bytes; strides
+ * are not negative, and below 2^40 bytes.  Strides of axes of extent 1 mean nothing.  A row that sees no key gets
+ * out 0 and lse -infinity; with seqlen_k 0 that is every row. */
+
 /* A tensor in device memory.  `shape` and `strides` count elements; strides NULL means contiguous.  Nothing is
  * kept after the call. */
 typedef struct fa3_tensor {
