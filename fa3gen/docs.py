@@ -5,14 +5,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 
-from fa3gen import abi, matrix
+from fa3gen import abi, evidence, matrix
 from fa3gen.axes import spelled
 from fa3gen.errors import ExitCode, Fa3genError
 from fa3gen.model import ForwardPlan
@@ -37,15 +35,9 @@ _HEADER = (
 def kernel_table(root: Path = ROOT) -> str:
     """The table in Markdown, a line per kernel of ``variants.yaml`` in the folder ``root``."""
     found = matrix.load(root / "variants.yaml")
-    evidence = read_evidence(root / "tests" / "evidence")
-    rows = [_row(resolve(variant), evidence) for variant in found.variants]
+    records = evidence.read(root / "tests" / "evidence")
+    rows = [_row(resolve(variant), records) for variant in found.variants]
     return "\n".join(_line(cells) for cells in (_HEADER, ["---"] * len(_HEADER), *rows)) + "\n"
-
-
-def read_evidence(folder: Path) -> dict[str, Mapping[str, Any]]:
-    """The records below ``folder``, by kernel."""
-    lines = [line for file in sorted(folder.glob("*/*.jsonl")) for line in file.read_text("utf-8").splitlines()]
-    return {row["kernel"]: row for row in map(json.loads, filter(None, lines))}
 
 
 def updated(text: str, table: str) -> str:
@@ -57,8 +49,8 @@ def updated(text: str, table: str) -> str:
     return f"{before}{BEGIN}\n\n{table}\n{END}{after}"
 
 
-def _row(plan: ForwardPlan, evidence: Mapping[str, Mapping[str, Any]]) -> tuple[str, ...]:
-    record = evidence.get(plan.name)
+def _row(plan: ForwardPlan, records: Mapping[str, evidence.Row]) -> tuple[str, ...]:
+    record = records.get(plan.name)
     return (
         f"`{plan.name}`",
         f"{plan.tile_m} x {plan.tile_n}",

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from fa3gen import matrix
+from fa3gen import evidence, matrix
 from fa3gen.model import Variant
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -70,8 +70,7 @@ def load(config: Path, select: Sequence[str] = (), preset: str | None = None) ->
 
 def load_evidence() -> Mapping[str, Mapping[str, Any]]:
     """What has been verified, by kernel; empty where there is no record."""
-    lines = [line for file in sorted(EVIDENCE.glob("*/*.jsonl")) for line in file.read_text("utf-8").splitlines()]
-    return {row["kernel"]: row for row in map(json.loads, filter(None, lines))}
+    return evidence.read(EVIDENCE)
 
 
 def print_json(document: Any) -> None:

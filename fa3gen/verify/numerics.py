@@ -9,6 +9,7 @@ no key have out 0 and LSE -inf.  Every other run must give the same bits.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from fa3.runtime import attention, reference
@@ -39,7 +40,11 @@ def check(target: Target, case: Case) -> Verdict:
     shape = (*inputs.q.shape[:3], target.head_dim_v)
     lse_shape = (case.batch, case.heads_q, case.seqlen_q)
     sm_margin = 0 if case.ctas is None else target.num_sms - case.ctas
-    options = {"causal": target.causal, "softmax_scale": case.softmax_scale, "sm_margin": sm_margin}
+    options: dict[str, Any] = {
+        "causal": target.causal,
+        "softmax_scale": case.softmax_scale,
+        "sm_margin": sm_margin,
+    }
 
     out = guarded(shape, target.dtype, target.device, case.layout)
     _, lse = attention(*inputs, **options, out=out.view, return_lse=True, bundle=target.bundle)
