@@ -196,8 +196,9 @@ class Guarded:
     _inside: Tensor  # true for the words of the view
 
     def unwritten(self) -> int:
-        """Words of the output that are still poison."""
-        return int(((self._words == POISON) & self._inside).sum())
+        """Elements of the output that are still poison, all words of them: half of an fp32 may well look like it."""
+        poisoned = ((self._words == POISON) & self._inside).unflatten(-1, (-1, self.view.dtype.itemsize // 2))
+        return int(poisoned.all(dim=-1).sum())
 
     def touched(self) -> int:
         """Words around the output that are not."""

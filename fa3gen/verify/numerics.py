@@ -56,7 +56,7 @@ def check(target: Target, case: Case) -> Verdict:
 
     problems = []
     for name, guard in (("out", out), ("out of the second run", again), ("lse", lse_again)):
-        problems += [f"{name}: {n} of its words not written" for n in [guard.unwritten()] if n]
+        problems += [f"{name}: {n} of its elements not written" for n in [guard.unwritten()] if n]
         problems += [f"{name}: {n} words around it overwritten" for n in [guard.touched()] if n]
     for name, first, second in (("out", out.view, again.view), ("out", out.view, alone), ("lse", lse, lse_again.view)):
         problems += different(name, first, second)
