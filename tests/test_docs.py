@@ -15,7 +15,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from fa3gen import docs, matrix
+from fa3gen import docs, evidence, matrix
 from fa3gen.cli import COMMANDS, cli
 from fa3gen.errors import Fa3genError
 
@@ -142,10 +142,8 @@ def test_table_of_kernels_is_current() -> None:
 def test_table_of_kernels_names_each_kernel_and_its_evidence(tmp_path: Path) -> None:
     (tmp_path / "variants.yaml").write_bytes((ROOT / "variants.yaml").read_bytes())
     names = matrix.load(ROOT / "variants.yaml").names
-    record = {"kernel": names[0], "device": "some GPU", "date": "2001-02-03"}
-    folder = tmp_path / "tests" / "evidence" / "sm90a"
-    folder.mkdir(parents=True)
-    (folder / "fwd.jsonl").write_text(json.dumps(record) + "\n", "utf-8")
+    record = {"kernel": names[0], "cubin_sha256": "0", "cases": [], "device": "some GPU", "date": "2001-02-03"}
+    evidence.write(tmp_path / "tests" / "evidence", "sm90a", {names[0]: {"schema": evidence.SCHEMA, **record}})
     rows = docs.kernel_table(tmp_path).splitlines()[2:]
     assert [row.split("`")[1] for row in rows] == list(names)
     assert rows[0].endswith("| some GPU, 2001-02-03 |")
