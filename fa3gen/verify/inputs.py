@@ -197,8 +197,8 @@ class Guarded:
 
     def unwritten(self) -> int:
         """Elements of the output that are still poison, all words of them: half of an fp32 may well look like it."""
-        poisoned = ((self._words == POISON) & self._inside).unflatten(-1, (-1, self.view.dtype.itemsize // 2))
-        return int(poisoned.all(dim=-1).sum())
+        poisoned = (self._words == POISON) & self._inside
+        return int(poisoned.reshape(-1, self.view.dtype.itemsize // 2).all(dim=-1).sum())
 
     def touched(self) -> int:
         """Words around the output that are not."""
