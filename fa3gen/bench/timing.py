@@ -47,7 +47,7 @@ def machine() -> dict[str, str]:
     cudnn: Any = torch.backends.cudnn  # untyped
     return {
         "gpu": torch.cuda.get_device_name(),
-        "driver": _driver(),
+        "driver": driver(),
         "torch": str(torch.__version__),
         "cuda": str(torch.version.cuda),
         "cudnn": str(cudnn.version()),
@@ -55,7 +55,8 @@ def machine() -> dict[str, str]:
     }
 
 
-def _driver() -> str:
+def driver() -> str:
+    """The version of the NVIDIA driver, or ``unknown``."""
     words = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         found = subprocess.run(words, capture_output=True, text=True, check=True, timeout=30).stdout.split()

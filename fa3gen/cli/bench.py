@@ -31,12 +31,34 @@ from fa3gen.errors import ExitCode, UsageError
 @click.option(
     "--against", default=",".join(peers.PEERS), show_default=True, metavar="PEERS", help="Others to time; may be empty."
 )
-@click.option("--dtype", type=click.Choice(shapes.DTYPES), default="bf16", show_default=True)
-@click.option("--head-dim", "head_dims", type=int, multiple=True, default=shapes.HEAD_DIMS, show_default=True)
+@click.option("--dtype", type=click.Choice(shapes.DTYPES), default="bf16", show_default=True, help="Element type.")
 @click.option(
-    "--mask", "masks", type=click.Choice(shapes.MASKS), multiple=True, default=shapes.MASKS, show_default=True
+    "--head-dim",
+    "head_dims",
+    type=int,
+    multiple=True,
+    default=shapes.HEAD_DIMS,
+    show_default=True,
+    help="Head dimension; may be repeated.",
 )
-@click.option("--seqlen", "seqlens", type=int, multiple=True, default=shapes.SEQLENS, show_default=True)
+@click.option(
+    "--mask",
+    "masks",
+    type=click.Choice(shapes.MASKS),
+    multiple=True,
+    default=shapes.MASKS,
+    show_default=True,
+    help="Mask; may be repeated.",
+)
+@click.option(
+    "--seqlen",
+    "seqlens",
+    type=int,
+    multiple=True,
+    default=shapes.SEQLENS,
+    show_default=True,
+    help="Sequence length; may be repeated.",
+)
 @click.option("--tokens", type=click.IntRange(1), default=16384, show_default=True, help="Batch x seqlen.")
 @click.option("--width", type=click.IntRange(1), default=2048, show_default=True, help="Heads x head_dim.")
 @click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="Samples of each time.")
