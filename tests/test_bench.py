@@ -90,6 +90,86 @@ def test_bundle_columns() -> None:
         peers.bundle_names([Path("a"), Path("b/x"), Path("c/x")])
 
 
+# --- timing, on a device of which only the clock is there
+
+
+class _Clock:
+    """Milliseconds of GPU time so far; an event reads it."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def event(self, enable_timing: bool) -> _Event:
+        assert enable_timing
+        return _Event(self)
+
+    def contender(self, name: str, ms: float) -> Contender:
+        def run(calls: int) -> None:
+            self.now += ms * calls
+
+        return Contender(name, False, lambda *_: run)
+
+
+class _Event:
+    def __init__(self, clock: _Clock) -> None:
+        self.clock, self.at = clock, 0.0
+
+    def record(self) -> None:
+        self.at = self.clock.now
+
+    def elapsed_time(self, end: _Event) -> float:
+        return end.at - self.at
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> _Clock:
+    found = _Clock()
+
+    def spin(cycles: int) -> None:
+        found.now += cycles / timing.SPIN_CYCLES_PER_MS
+
+    monkeypatch.setattr("torch.cuda.Event", found.event)
+    monkeypatch.setattr("torch.cuda._sleep", spin)
+    monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
+    monkeypatch.setattr(timing, "inputs", lambda _shape: (None, None, None))
+    return found
+
+
+def _broken(*_: object) -> peers.Run:
+    raise RuntimeError("no such kernel\nmore")
+
+
+def test_times_are_those_of_a_call_without_the_spin(clock: _Clock) -> None:
+    contenders = [clock.contender("a", 0.5), Contender("b", False, _broken), clock.contender("c", 20.0)]
+    times = timing.shape(FULL, contenders, rounds=3)
+    assert times.ms == pytest.approx({"a": 0.5, "c": 20.0})
+    assert times.errors == {"b": "RuntimeError: no such kernel"}
+
+
+def test_an_error_after_the_first_calls_is_reported(clock: _Clock) -> None:
+    calls = []
+
+    def run(count: int) -> None:
+        clock.now += count
+        calls.append(count)
+        if len(calls) > 3:
+            raise RuntimeError("illegal memory access")
+
+    times = timing.shape(FULL, [clock.contender("a", 1.0), Contender("b", True, lambda *_: run)], rounds=2)
+    assert not times.ms
+    assert times.errors == dict.fromkeys("ab", "while all are timed: RuntimeError: illegal memory access")
+
+
+def test_host_times_each_mode_and_reports_failures(clock: _Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "HOST_BATCHES", 3)
+    found = timing.host(shapes.TINY, [clock.contender("a", 0.1), Contender("b", False, _broken)])
+    assert [*found] == ["no_grad", "inference_mode", "grad"]
+    for times in found.values():
+        assert times["b"] == "RuntimeError: no such kernel"
+        assert isinstance(times["a"], float)
+        assert times["a"] > 0
+
+
 # --- the command
 
 

@@ -99,14 +99,19 @@ def shape(problem: Shape, contenders: Sequence[Contender], rounds: int) -> Times
 
     errors: dict[str, str] = {}
     plans: dict[str, _Plan] = {}
+    samples: dict[str, list[float]] = {}
     with torch.no_grad():
-        q, k, v = inputs(problem)
-        for contender in contenders:
-            try:
-                plans[contender.name] = _plan(contender.prepare(q, k, v, problem.causal))
-            except Exception as error:  # whatever it is, the others are still timed
-                errors[contender.name] = first_line(error)
-        samples = _samples(plans, rounds)
+        try:
+            q, k, v = inputs(problem)
+            for contender in contenders:
+                try:
+                    plans[contender.name] = _plan(contender.prepare(q, k, v, problem.causal))
+                except Exception as error:  # whatever it is, the others are still timed
+                    errors[contender.name] = first_line(error)
+            samples = _samples(plans, rounds)
+        except Exception as error:  # whose fault it is cannot be told
+            for contender in contenders:
+                errors.setdefault(contender.name, f"while all are timed: {first_line(error)}")
     return Times({name: statistics.median(values) for name, values in samples.items()}, errors)
 
 

@@ -187,7 +187,11 @@ def _throughput(
 
 
 def _ceiling(when: str, output: _Output) -> None:
-    value = timing.ceiling(heat=when == "start")
+    try:
+        value = timing.ceiling(heat=when == "start")
+    except Exception as error:  # the means still come, after a kernel that broke the CUDA context too
+        _failed("matmul", timing.first_line(error), output)
+        return
     output.say(
         f"bf16 matmul of {timing.GEMM}³, {when}: {value:.0f} TFLOP/s",
         {"kind": "ceiling", "when": when, "tflops": value},
