@@ -1,0 +1,150 @@
+"""Verification: the cases that a kernel must pass, their ids, and `fa3gen verify` without a GPU."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+from fa3 import contract
+from fa3.contract import KernelEntry, Key, Launch, Manifest
+
+from fa3gen import evidence
+from fa3gen.cli import verify as command_module
+from fa3gen.errors import Fa3genError
+from fa3gen.verify import cases, inputs
+from fa3gen.verify.cases import Case
+from fa3gen.verify.source import closure
+
+KEY = Key("fwd", "bf16", "64", "causal", "dense")
+NAME = "fwd_bf16_d64_causal_sm90a"
+CASES = cases.for_kernel(KEY)
+NUMERICS = [case for case in CASES if case.check == "numerics"]
+TODAY = datetime.date.today()
+
+
+# --- cases
+
+
+@pytest.mark.parametrize("seqlen", [1, 2, 63, 64, 65, 113, 127, 129, 200, 1000, 4096])
+def test_each_length_is_run_alone_and_mixed(seqlen: int) -> None:
+    assert any(case.seqlen_q == case.seqlen_k == seqlen for case in NUMERICS)
+    assert any(case.seqlen_q == seqlen != case.seqlen_k for case in NUMERICS)
+    assert any(case.seqlen_k == seqlen != case.seqlen_q for case in NUMERICS)
+
+
+def test_ratios_batches_layouts_and_values() -> None:
+    assert {case.heads_q // case.heads_k for case in NUMERICS} >= {1, 3, 4, 7, 8}
+    assert {case.batch for case in NUMERICS} >= set(range(8))
+    assert {case.layout for case in NUMERICS} == set(inputs.LAYOUTS)
+    assert {case.values for case in NUMERICS} == set(inputs.VALUES)
+    assert any(case.seqlen_q > case.seqlen_k > 0 for case in NUMERICS)
+    assert any(case.seqlen_k == 0 < case.seqlen_q for case in NUMERICS)
+    assert {case.check for case in CASES} == {"numerics", "graphs", "streams", "threads"}
+
+
+def test_ids_are_unique_and_depend_on_the_problem_only() -> None:
+    assert len({case.id for case in CASES}) == len(CASES)
+    case = Case(64, 65)
+    assert replace(case, quick=True).id == case.id
+    changes = {"seqlen_q": 3, "seqlen_k": 3, "batch": 3, "heads_q": 4, "layout": "padded", "values": "large"}
+    for name, value in {**changes, "heads_k": 1, "softmax_scale": 2.0, "ctas": 3, "check": "graphs"}.items():
+        assert replace(case, **{name: value}).id != case.id, name
+
+
+def test_an_id_depends_on_the_judge_but_not_on_comments() -> None:
+    source = "def judge():\n    return bound()\n\n\ndef bound():\n    return 2\n\n\ndef other():\n    return 3\n"
+    text = closure(source, "judge")
+    assert closure(source.replace("return 3", "return 4"), "judge") == text
+    assert closure(source.replace("return 2", "# why\n    return 2"), "judge") == text
+    assert closure(source.replace("return 2", "return 9"), "judge") != text
+
+
+# --- inputs and outputs
+
+
+def test_outputs_show_what_was_not_written_and_what_was_overwritten() -> None:
+    for dtype, layout in ((torch.bfloat16, "contiguous"), (torch.bfloat16, "heads_first"), (torch.float32, "padded")):
+        guard = inputs.guarded((2, 3, 4, 64) if layout != "padded" else (2, 3, 5), dtype, torch.device("cpu"), layout)
+        assert (guard.unwritten(), guard.touched()) == (guard.view.numel(), 0)
+        guard.view.fill_(1)
+        assert (guard.unwritten(), guard.touched()) == (0, 0)
+        guard.view.as_strided((1,), (1,), guard.view.storage_offset() - 1).fill_(1)
+        assert guard.touched() == dtype.itemsize // 2
+
+
+@pytest.mark.parametrize("layout", [name for name in inputs.LAYOUTS if name != "far"])
+def test_layouts_hold_the_same_values(layout: str) -> None:
+    case = Case(7, 7, 2, 4, 2, values="large")
+    device = torch.device("cpu")
+    plain = inputs.make(case, torch.bfloat16, 64, 64, device)
+    placed = inputs.LAYOUTS[layout](*plain)
+    for name in inputs.Inputs._fields:
+        ours, theirs = getattr(placed, name), getattr(plain, name)
+        assert ours.shape == theirs.shape
+        if not layout.startswith("shared") or name == "q":
+            assert torch.equal(ours, theirs)
+
+
+# --- the command
+
+
+def _bundle(folder: Path, sha256: str = "aa") -> Path:
+    entry = KernelEntry(NAME, NAME + "_0", KEY, "", sha256, 1, (), (), (), (), Launch(256, 0, "persistent", 64))
+    manifest = Manifest("sm90a", {}, (entry,))
+    folder.mkdir(exist_ok=True)
+    (folder / contract.MANIFEST).write_text(json.dumps(contract.manifest_to_json(manifest)))
+    return folder
+
+
+def _evidence(folder: Path, **changes: Any) -> None:
+    row = {"schema": 1, "kernel": NAME, "cubin_sha256": "aa", "cases": [case.id for case in CASES]}
+    evidence.write(folder, "sm90a", {NAME: {**row, "device": "H200", "date": "2026-01-31", **changes}})
+
+
+def _verify(tmp_path: Path, *options: str) -> Result:
+    arguments = ["--bundle", str(tmp_path / "bundle"), "--evidence", str(tmp_path / "evidence"), *options]
+    return CliRunner().invoke(command_module.command, arguments, standalone_mode=False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "state"),
+    [({}, "verified"), ({"cubin_sha256": "bb"}, "kernel changed"), ({"cases": []}, "cases not run")],
+)
+def test_check_tells_the_state(tmp_path: Path, changes: dict[str, Any], state: str) -> None:
+    _bundle(tmp_path / "bundle")
+    _evidence(tmp_path / "evidence", **changes)
+    result = _verify(tmp_path, "--check", "--json")
+    assert json.loads(result.stdout) == [{"kernel": NAME, "state": state, "note": ""}]
+    assert result.return_value == (0 if state == "verified" else 1)
+
+
+@pytest.mark.parametrize(("age", "code"), [(0, 0), (14, 0), (15, 1)])
+def test_a_pending_kernel_is_excused_for_two_weeks(tmp_path: Path, age: int, code: int) -> None:
+    _bundle(tmp_path / "bundle")
+    (tmp_path / "evidence").mkdir()
+    since = TODAY - datetime.timedelta(days=age)
+    (tmp_path / "evidence" / "pending.txt").write_text(f"{NAME} {since} new tile order\n")
+    result = _verify(tmp_path, "--check")
+    assert result.return_value == code
+    assert "never run" in result.stdout
+    assert "new tile order" in result.stdout
+
+
+@pytest.mark.parametrize("options", [["--check", "no_such_*"], ["--sanitizer", "leakcheck"]])
+def test_wrong_words_are_named(tmp_path: Path, options: list[str]) -> None:
+    _bundle(tmp_path / "bundle")
+    result = _verify(tmp_path, *options)
+    assert isinstance(result.exception, Fa3genError)
+    assert options[1] in str(result.exception)
+
+
+def test_no_bundle_says_what_to_run(tmp_path: Path) -> None:
+    result = _verify(tmp_path, "--check")
+    assert isinstance(result.exception, Fa3genError)
+    assert "fa3gen build" in str(result.exception)
