@@ -192,7 +192,7 @@ def test_list_in_other_forms(shell: Shell) -> None:
 
 def test_list_shows_evidence(shell: Shell, tmp_path: Path) -> None:
     shell("build", NAME)
-    row = {"schema": 1, "kernel": NAME, "device": "NVIDIA H200", "date": "2026-12-01"}
+    row = {"schema": 1, "kernel": NAME, "cases": [], "device": "NVIDIA H200", "date": "2026-12-01"}
     digest = shell.json("inspect", NAME)["cubin_sha256"]
     folder = tmp_path / "tests" / "evidence" / "sm90a"
     folder.mkdir(parents=True)
