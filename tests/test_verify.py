@@ -52,8 +52,9 @@ def test_ids_are_unique_and_depend_on_the_problem_only() -> None:
     assert len({case.id for case in CASES}) == len(CASES)
     case = Case(64, 65)
     assert replace(case, quick=True).id == case.id
-    changes = {"seqlen_q": 3, "seqlen_k": 3, "batch": 3, "heads_q": 4, "layout": "padded", "values": "large"}
-    for name, value in {**changes, "heads_k": 1, "softmax_scale": 2.0, "ctas": 3, "check": "graphs"}.items():
+    changes: dict[str, Any] = {"seqlen_q": 3, "seqlen_k": 3, "batch": 3, "heads_q": 4, "layout": "padded"}
+    changes |= {"values": "large", "heads_k": 1, "softmax_scale": 2.0, "ctas": 3, "check": "graphs"}
+    for name, value in changes.items():
         assert replace(case, **{name: value}).id != case.id, name
 
 
