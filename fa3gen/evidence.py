@@ -72,14 +72,30 @@ def _parse(file: Path, number: int, line: str) -> Row:
 
 
 def merge(old: Row | None, new: Row) -> Row:
-    """``new`` together with the cases and sanitizer runs of ``old``, where that is of the same cubin."""
+    """``new`` together with what ``old`` has beyond it, where that is of the same cubin."""
     if old is None or old["cubin_sha256"] != new["cubin_sha256"]:
         return new
-    return {
+    merged = {
         **new,
         "cases": sorted({*old["cases"], *new["cases"]}),
         "sanitizer": sorted({*old.get("sanitizer", ()), *new.get("sanitizer", ())}),
+        "cuda_graph": bool(old.get("cuda_graph") or new.get("cuda_graph")),
     }
+    if "numerics" in old and "numerics" in new:
+        before, now = old["numerics"], new["numerics"]
+        again = len({*old["cases"]} & {*new["cases"]})  # what is run again, which is all or nothing, counts once
+        worst = max(before, now, key=_worst_ratio)
+        merged["numerics"] = {**worst, "cases": max(now["cases"], before["cases"] + now["cases"] - again)}
+    return merged
+
+
+def _worst_ratio(numerics: Mapping[str, Any]) -> float:
+    return float(numerics["worst_ratio"])
+
+
+def without(row: Row, failed: Collection[str]) -> Row:
+    """``row`` less the cases that have ``failed`` since, so that the kernel no longer counts as verified."""
+    return {**row, "cases": [case for case in row["cases"] if case not in failed]}
 
 
 def write(folder: Path, arch: str, rows: Mapping[str, Row]) -> None:

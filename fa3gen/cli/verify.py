@@ -22,6 +22,8 @@ from fa3gen.verify import cases, sanitizer
 from fa3gen.verify.cases import Case
 
 if TYPE_CHECKING:
+    import torch
+
     from fa3gen.verify.run import KernelResult
 
 
@@ -52,6 +54,13 @@ if TYPE_CHECKING:
     metavar="TOOLS",
     help="Run small cases under compute-sanitizer: memcheck,synccheck,racecheck.",
 )
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    default=60.0,
+    show_default=True,
+    help="Seconds after which a case counts as hanging, which ends the run.",
+)
 @click.option("--small", is_flag=True, hidden=True, help="Run the sanitizer's cases; writes no evidence.")
 @common.json_option
 @common.verbosity_options
@@ -63,6 +72,7 @@ def command(
     quick: bool,
     everything: bool,
     tools: str,
+    timeout: float,
     small: bool,
     as_json: bool,
     verbose: bool,
@@ -75,7 +85,7 @@ def command(
         return _check(kernels, folder, as_json, quiet)
     if tools:
         return _sanitize(kernels, bundle, folder, manifest.arch, tools)
-    return _run(kernels, bundle, folder, manifest.arch, quick, small, everything, as_json, verbose)
+    return _run(kernels, bundle, folder, manifest.arch, quick, small, everything, timeout, as_json, verbose)
 
 
 def _manifest(bundle: Path) -> Manifest:
@@ -136,6 +146,7 @@ def _run(
     quick: bool,
     small: bool,
     everything: bool,
+    timeout: float,
     as_json: bool,
     verbose: bool,
 ) -> int:
@@ -150,18 +161,34 @@ def _run(
     for entry in kernels:
         todo = cases.for_sanitizer(entry.key) if small else _stale(entry, rows, quick, everything)
         start = time.monotonic()
-        result = run.kernel(loaded, entry, todo, where)
+        result = run.kernel(loaded, entry, todo, where, None if small else timeout)
         results.append(result)
         _say(result, time.monotonic() - start, verbose)
-        if todo and not (result.failed or quick or small):
-            rows[entry.name] = evidence.merge(rows.get(entry.name), run.row(entry, result, where))
-            evidence.write(folder, arch, {entry.name: rows[entry.name]})
+        if small:
+            continue
+        row = _row(rows.get(entry.name), entry, result, where, record=bool(todo) and not quick)
+        if row is not None:
+            rows[entry.name] = row
+            evidence.write(folder, arch, {entry.name: row})
     failed = sum(bool(result.failed) for result in results)
     if as_json:
         common.print_json([_document(result) for result in results])
     else:
         click.echo(f"{len(results) - failed} of {common.plural(len(results), 'kernel')} passed")
     return ExitCode.FINDINGS if failed else ExitCode.OK
+
+
+def _row(
+    old: evidence.Row | None, entry: KernelEntry, result: KernelResult, where: torch.device, record: bool
+) -> evidence.Row | None:
+    """What the evidence of the kernel becomes; None where it stays as it is."""
+    from fa3gen.verify import run
+
+    if not result.failed:
+        return evidence.merge(old, run.row(entry, result, where)) if record else None
+    if old is None or old["cubin_sha256"] != entry.cubin_sha256:
+        return None
+    return evidence.without(old, {case.id for case, _ in result.failed})
 
 
 def _stale(entry: KernelEntry, rows: dict[str, evidence.Row], quick: bool, everything: bool) -> list[Case]:

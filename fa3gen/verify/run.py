@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import datetime
+import os
 import subprocess
-from collections.abc import Callable, Sequence
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +17,7 @@ from fa3.contract import KernelEntry
 from fa3.runtime import Bundle
 
 from fa3gen import evidence
-from fa3gen.errors import MachineError
+from fa3gen.errors import ExitCode, MachineError
 from fa3gen.verify import behaviour, numerics
 from fa3gen.verify.cases import Case
 from fa3gen.verify.numerics import Verdict
@@ -44,13 +48,19 @@ def device() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def kernel(bundle: Bundle, entry: KernelEntry, cases: Sequence[Case], where: torch.device) -> KernelResult:
-    """Runs ``cases`` on one kernel; a case that raises has failed."""
+def kernel(
+    bundle: Bundle, entry: KernelEntry, cases: Sequence[Case], where: torch.device, timeout: float | None = None
+) -> KernelResult:
+    """Runs ``cases`` on one kernel.
+
+    A case that raises has failed; one that takes longer than ``timeout`` seconds ends the process.
+    """
     target = Target(entry, bundle, where)
     result = KernelResult(entry.name)
     for case in cases:
         try:
-            verdict = CHECKS[case.check](target, case)
+            with deadline(timeout, f"{entry.name}: case {case.id} ({case.label})"):
+                verdict = CHECKS[case.check](target, case)
         except torch.cuda.OutOfMemoryError:
             raise
         except Exception as error:
@@ -61,6 +71,24 @@ def kernel(bundle: Bundle, entry: KernelEntry, cases: Sequence[Case], where: tor
             result.passed.append(case)
         result.worst = max(result.worst, (verdict.ratio, case.label))
     return result
+
+
+@contextmanager
+def deadline(seconds: float | None, what: str) -> Iterator[None]:
+    """Ends the process where the block takes longer than ``seconds``: nothing else stops a kernel that hangs."""
+    done = threading.Event()
+
+    def watch() -> None:
+        if not done.wait(seconds):
+            print(f"error: {what} hangs: not done within {seconds:g} s", file=sys.stderr, flush=True)
+            os._exit(int(ExitCode.FINDINGS))
+
+    if seconds is not None:
+        threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        done.set()
 
 
 def row(entry: KernelEntry, result: KernelResult, where: torch.device) -> evidence.Row:
