@@ -146,6 +146,16 @@ def test_times_are_those_of_a_call_without_the_spin(clock: _Clock) -> None:
     assert times.errors == {"b": "RuntimeError: no such kernel"}
 
 
+def test_the_clock_is_recorded_where_it_can_be_read(clock: _Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    readings = iter([1500, 1600, 1400])
+    monkeypatch.setattr("torch.cuda.clock_rate", lambda: next(readings))
+    times = timing.shape(FULL, [clock.contender("a", 0.5)], rounds=3)
+    assert times.clock_mhz == 1500
+    assert report.record(Columns(("a",), ()), Row(FULL, times))["clock_mhz"] == 1500
+    # the readings are at an end, which raises
+    assert timing.shape(FULL, [clock.contender("a", 0.5)], rounds=3).clock_mhz is None
+
+
 def test_an_error_after_the_first_calls_is_reported(clock: _Clock) -> None:
     calls = []
 

@@ -129,4 +129,5 @@ def record(columns: Columns, row: Row) -> dict[str, Any]:
         "tflops": {name: shape.tflops(ms) for name, ms in row.times.ms.items()},
         "ratio": {name: columns.ratio(row, name) for name in columns.ours},
         "errors": dict(row.times.errors),
+        "clock_mhz": row.times.clock_mhz,
     }

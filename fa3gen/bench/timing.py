@@ -30,10 +30,11 @@ HOST_BATCHES, HOST_CALLS = 20, 200
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Milliseconds of a call by contender, and the error of each that has no time."""
+    """Milliseconds of a call by contender, the error of each that has no time, and the SM clock under this load."""
 
     ms: Mapping[str, float]
     errors: Mapping[str, str]
+    clock_mhz: float | None = None
 
 
 def machine() -> dict[str, str]:
@@ -100,6 +101,7 @@ def shape(problem: Shape, contenders: Sequence[Contender], rounds: int) -> Times
     errors: dict[str, str] = {}
     plans: dict[str, _Plan] = {}
     samples: dict[str, list[float]] = {}
+    clocks: list[float] = []
     with torch.no_grad():
         try:
             q, k, v = inputs(problem)
@@ -108,11 +110,12 @@ def shape(problem: Shape, contenders: Sequence[Contender], rounds: int) -> Times
                     plans[contender.name] = _plan(contender.prepare(q, k, v, problem.causal))
                 except Exception as error:  # whatever it is, the others are still timed
                     errors[contender.name] = first_line(error)
-            samples = _samples(plans, rounds)
+            samples = _samples(plans, rounds, clocks)
         except Exception as error:  # whose fault it is cannot be told
             for contender in contenders:
                 errors.setdefault(contender.name, f"while all are timed: {first_line(error)}")
-    return Times({name: statistics.median(values) for name, values in samples.items()}, errors)
+    clock = statistics.median(clocks) if clocks else None
+    return Times({name: statistics.median(values) for name, values in samples.items()}, errors, clock)
 
 
 def rotated(names: Sequence[str], turn: int) -> list[str]:
@@ -140,7 +143,8 @@ def _plan(run: Run) -> _Plan:
     return _Plan(run, calls, warm, round((0.2 + behind) * SPIN_CYCLES_PER_MS))
 
 
-def _samples(plans: Mapping[str, _Plan], rounds: int) -> dict[str, list[float]]:
+def _samples(plans: Mapping[str, _Plan], rounds: int, clocks: list[float] | None = None) -> dict[str, list[float]]:
+    """Milliseconds of a call, a list for each contender; adds the SM clock of each round to ``clocks``."""
     import torch
 
     cuda: Any = torch.cuda  # _sleep is untyped
@@ -156,10 +160,22 @@ def _samples(plans: Mapping[str, _Plan], rounds: int) -> dict[str, list[float]]:
             plan.run(plan.calls)
             end.record()
             events.append((name, begin, end))
+        if clocks is not None:  # while the GPU still works on what is queued
+            clocks += _sm_clock()
         cuda.synchronize()
         for name, begin, end in events:
             samples[name].append(begin.elapsed_time(end) / plans[name].calls)
     return samples
+
+
+def _sm_clock() -> list[float]:
+    """The SM clock in MHz; empty where it cannot be read (torch needs nvidia-ml-py for that)."""
+    import torch
+
+    try:
+        return [float(torch.cuda.clock_rate())]
+    except Exception:  # the library, the driver or the device: times are good without it
+        return []
 
 
 def _event() -> Any:
