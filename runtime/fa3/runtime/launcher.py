@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -45,14 +46,12 @@ class NativeLauncher:
     """libfa3 through its TVM-FFI binding."""
 
     def __init__(self, library: Path = LIBRARY) -> None:
-        import tvm_ffi  # here, so that the reference and the errors need no more than torch
-
         if not library.is_file():
             raise BundleError(
                 f"the native launcher {library} is missing: install the fa3-runtime wheel of this platform, "
                 "or build it with pip install runtime/ in a source checkout (it takes a C++17 compiler)"
             )
-        module = tvm_ffi.load_module(library)
+        module = _tvm_ffi().load_module(library)
         self._load_bundle = module.get_function("load_bundle")
         self._kernel = module.get_function("kernel")
         self._warm = module.get_function("warm")
@@ -86,6 +85,27 @@ class NativeLauncher:
         kernel = self._kernel(bundle, name)
         self._warm(kernel, device)
         return functools.partial(self._launch, kernel)
+
+
+def _tvm_ffi() -> Any:
+    """The module tvm_ffi, imported without initialising CUDA.
+
+    Its import asks ``torch.cuda.is_available()``, which by default initialises CUDA in this process; torch then
+    refuses to work in a process forked from it (a DataLoader's worker, say) although no GPU was used yet.  For the
+    time of the import, torch is told to ask NVML instead.
+    """
+    # Not at the top of the module: the reference and the errors need no more than torch.
+    name = "PYTORCH_NVML_BASED_CUDA_CHECK"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        import tvm_ffi
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+    return tvm_ffi
 
 
 @functools.cache
