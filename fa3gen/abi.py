@@ -52,7 +52,7 @@ def signature(plan: ForwardPlan) -> Signature:
     ]
     if plan.variant.causal:
         params.append(Param("head_section", ParamKind.I32, "derived:head_section"))
-    if plan.persistent:
+    if plan.dynamic:
         params.append(Param("tile_counter", ParamKind.POINTER, "workspace:tile_counter"))
     return Signature(("q", "k", "v", "out", "lse"), ("lse",), ("softmax_scale",), tuple(params))
 

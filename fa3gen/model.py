@@ -136,12 +136,14 @@ def parse_name(name: str) -> Variant:
 
 class Scheduler(str, Enum):
     STATIC = "static"  # one tile a CTA
+    PERSISTENT = "persistent"  # a CTA an SM, which takes every n-th tile
     DYNAMIC = "dynamic"  # persistent CTAs that draw tiles from an atomic counter
 
 
 class Softmax(str, Enum):
     EXACT = "exact"  # O is rescaled in every step
     LAZY = "lazy"  # O is rescaled only when a row maximum of the warp grew by more than 2^8
+    OPTIMISTIC = "optimistic"  # the maximum of the masked blocks serves all others; a tile in which P overflows is done again
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,11 +173,20 @@ class ForwardPlan:
 
     @property
     def persistent(self) -> bool:
+        """Whether a CTA works on several tiles, one after the other."""
+        return self.scheduler is not Scheduler.STATIC
+
+    @property
+    def dynamic(self) -> bool:
         return self.scheduler is Scheduler.DYNAMIC
 
     @property
     def lazy(self) -> bool:
         return self.softmax is Softmax.LAZY
+
+    @property
+    def optimistic(self) -> bool:
+        return self.softmax is Softmax.OPTIMISTIC
 
     @property
     def name(self) -> str:

@@ -35,7 +35,7 @@ RESERVED_REGISTERS = {1: 24, 2: 24, 3: 32, 4: 32}
 _ELEMENT_BYTES = 2  # bf16 and fp16
 _BARRIER_BYTES = 8
 _SCHEDULER_BARRIERS = 4  # the next tile's number: full and empty, for two messages
-_MESSAGE_WORDS = 4  # int32
+_WORDS = 3  # int32: two messages, one that is never written
 
 
 def smem_bytes(plan: ForwardPlan) -> int:
@@ -49,7 +49,8 @@ def smem_bytes(plan: ForwardPlan) -> int:
     k = plan.stages * _tile_bytes(plan.tile_n, d.qk)
     v = plan.stages * _tile_bytes(plan.tile_n, d.v)
     barriers = 2 * (plan.q_stages + 2 * plan.stages) + plan.warpgroups * plan.q_stages + _SCHEDULER_BARRIERS
-    return q_and_o + k + v + barriers * _BARRIER_BYTES + _MESSAGE_WORDS * 4
+    words = _WORDS + (plan.q_stages if plan.optimistic else 0)  # the tile that failed, for each stage of Q
+    return q_and_o + k + v + barriers * _BARRIER_BYTES + words * 4
 
 
 def launch_registers(threads: int) -> int:

@@ -40,6 +40,22 @@ def ceil_div(a: Int, b: Int) -> Int:
     return quotient(a + b - 1, b)
 
 
+#: Added to a tile's number in messages: compute it again.  So a launch has fewer tiles.
+AGAIN = 1 << 30
+
+
+def tile_number(message: Int) -> Int:
+    """The tile of a message that is not -1."""
+    return message & (AGAIN - 1)
+
+
+def later_tile(number: Int, num_ctas: Int, num_tiles: Int) -> Int:
+    """Tile ``number + num_ctas`` of a launch whose CTAs begin with tiles 0 .. num_ctas - 1; -1 past the last."""
+    later = number + num_ctas
+    # -1 where later >= num_tiles, without a branch: the sign bit of later - num_tiles, spread, and inverted
+    return later | ~((later - num_tiles) >> 31)
+
+
 def head_by_head(tile: Int, m_tiles: Int, heads_q: Int) -> tuple[Int, Int, Int]:
     """(m_block, head, batch) of a tile where all take equally long: K and V of a head serve neighbouring tiles."""
     pair = quotient(tile, m_tiles)

@@ -6,6 +6,7 @@ threads; ``Rows.total`` is the thread's own share of the sum, added up in :func:
 
 from __future__ import annotations
 
+import builtins
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,21 +27,53 @@ _LAZY_GROWTH = 8.0
 
 
 @dataclass(frozen=True)
+class Range:
+    """Powers of 2 between which P may lie while the shift stays.
+
+    P starts at 2^-``start`` where a score equals the maximum.  A thread's sum of a block bounds each of its P.  When it
+    passes 2^``limit``, the shift is raised for the next block; when it passes 2^``overflow``, the tile has failed.
+    """
+
+    start: int
+    limit: int
+    overflow: int
+
+
+#: The shift follows the maximum.
+FOLLOWING = Range(start=0, limit=0, overflow=0)
+#: bf16 has fp32's exponents, so P is as precise at 2^64 as at 1.  V up to 2^50 keeps O finite there.
+BF16 = Range(start=0, limit=16, overflow=64)
+#: fp16 ends at 65504.  Below 2^-14 it loses precision: at worst 2^-17 of the row's largest P, where O is rounded to 2^-11.
+FP16 = Range(start=8, limit=0, overflow=15)
+
+
+def optimistic_range(element) -> Range:
+    return BF16 if element is cutlass.BFloat16 else FP16
+
+
+@dataclass(frozen=True)
 class Rows:
-    """Register tensors of a thread, one element a row."""
+    """Register tensors of a thread, one element a row.
+
+    P is 2^(score * scale - shift), and the shift is maximum * scale plus where the range starts; 0 in a row that has
+    seen no key, whose maximum is -inf.
+    """
 
     maximum: cute.Tensor
+    shift: cute.Tensor
     total: cute.Tensor
     block_total: cute.Tensor  # of the latest block
     correction: cute.Tensor  # what the latest block scales O with
+    range: Range
 
 
-def make_rows() -> Rows:
-    return Rows(*(cute.make_rmem_tensor((ROWS,), Float32) for _ in range(4)))
+def make_rows(range: Range = FOLLOWING) -> Rows:
+    return Rows(*(cute.make_rmem_tensor((ROWS,), Float32) for _ in builtins.range(5)), range)
 
 
 def reset(rows: Rows) -> None:
     rows.maximum.fill(-Float32.inf)
+    rows.shift.fill(0.0)
     rows.total.fill(0.0)
 
 
@@ -82,12 +115,18 @@ def _row_maximum(row, start):
 
 
 @cute.jit
-def _exponentials(scores, rows: Rows, softmax_scale_log2, masked: cutlass.Constexpr):
-    """scores = 2^(scores * scale - maximum * scale), and their sums into ``rows.block_total``."""
+def _set_shift(rows: Rows, r: cutlass.Constexpr, softmax_scale_log2, masked: cutlass.Constexpr):
+    shift = rows.maximum[r] * softmax_scale_log2 + Float32(rows.range.start)
+    if const_expr(masked):  # a row that has seen no key: -inf - -inf would be NaN
+        shift = shift if rows.maximum[r] != -Float32.inf else Float32(0.0)
+    rows.shift[r] = shift
+
+
+@cute.jit
+def _exponentials(scores, rows: Rows, softmax_scale_log2):
+    """scores = 2^(scores * scale - shift), and their sums into ``rows.block_total``."""
     for r in range_constexpr(ROWS):
-        shift = rows.maximum[r] * softmax_scale_log2
-        if const_expr(masked):  # a row that has seen no key: -inf - -inf would be NaN
-            shift = shift if rows.maximum[r] != -Float32.inf else Float32(0.0)
+        shift = rows.shift[r]
         row = scores[r, None]
         p = cute.make_rmem_tensor((cute.size(row),), Float32)
         for i in range_constexpr(cute.size(row)):
@@ -104,7 +143,8 @@ def first_block(acc, rows: Rows, softmax_scale_log2):
     scores = wgmma.rows_columns(acc)
     for r in range_constexpr(ROWS):
         rows.maximum[r] = _row_maximum(scores[r, None], None)
-    _exponentials(scores, rows, softmax_scale_log2, True)
+        _set_shift(rows, r, softmax_scale_log2, True)
+    _exponentials(scores, rows, softmax_scale_log2)
     for r in range_constexpr(ROWS):
         rows.total[r] = rows.block_total[r]
 
@@ -124,7 +164,8 @@ def next_block(acc, rows: Rows, softmax_scale_log2, masked: cutlass.Constexpr):
         rows.correction[r] = cute.math.exp2(drop * softmax_scale_log2, fastmath=True)
         rows.maximum[r] = maximum
         rows.total[r] = rows.total[r] * rows.correction[r]
-    _exponentials(scores, rows, softmax_scale_log2, masked)
+        _set_shift(rows, r, softmax_scale_log2, masked)
+    _exponentials(scores, rows, softmax_scale_log2)
 
 
 @cute.jit
@@ -144,8 +185,50 @@ def next_block_lazy(acc, rows: Rows, softmax_scale_log2):
             rows.correction[r] = cute.math.exp2((rows.maximum[r] - maximum[r]) * softmax_scale_log2, fastmath=True)
             rows.maximum[r] = maximum[r]
             rows.total[r] = rows.total[r] * rows.correction[r]
-    _exponentials(scores, rows, softmax_scale_log2, False)
+            _set_shift(rows, r, softmax_scale_log2, False)
+    _exponentials(scores, rows, softmax_scale_log2)
     return outgrown
+
+
+@cute.jit
+def next_block_frozen(acc, rows: Rows, softmax_scale_log2):
+    """As :func:`next_block` for a block without masked scores, but the shift stays and O need not be scaled.
+
+    What this gives is the same number as with a shift that follows the maximum, and as precise: P is rounded relative
+    to itself.
+    """
+    _exponentials(wgmma.rows_columns(acc), rows, softmax_scale_log2)
+
+
+@cute.jit
+def outgrown(rows: Rows):
+    """Whether a sum of the latest block passed its limit in some row of the warp; then :func:`raise_shift` is due.
+
+    It is asked for a block later: by then the sums are there, and no exponential waits for the answer.
+    """
+    largest = cute.arch.fmax(*(rows.block_total[r] for r in range(ROWS)))
+    return cute.arch.vote_any_sync(largest > 2.0**rows.range.limit)
+
+
+@cute.jit
+def raise_shift(rows: Rows):
+    """Raises the shift to the size of the latest block's sums; O must be scaled by ``rows.correction``, a power of 2."""
+    for r in range_constexpr(ROWS):
+        largest = rows.block_total[r]
+        for step in range_constexpr(2):
+            largest = cute.arch.fmax(largest, cute.arch.shuffle_sync_bfly(largest, offset=1 << step))
+        steps = Float32(cutlass.max(cutlass.Int32(cute.math.log2(largest, fastmath=True)) + rows.range.start, 0))
+        rows.correction[r] = cute.math.exp2(-steps, fastmath=True)
+        rows.shift[r] = rows.shift[r] + steps
+        total = rows.total[r] * rows.correction[r]
+        rows.total[r] = total if largest < 2.0**rows.range.overflow else Float32.inf
+
+
+@cute.jit
+def failed(rows: Rows):
+    """Whether P overflowed in some row of the warp."""
+    largest = cute.arch.fmax(*(rows.total[r] for r in range(ROWS)), nan=True)
+    return cute.arch.vote_any_sync(not largest < 2.0**rows.range.overflow)
 
 
 def add_block_total(rows: Rows) -> None:
@@ -173,7 +256,7 @@ def rescale(acc, rows: Rows):
 
 
 @cute.jit
-def finish(acc, rows: Rows, softmax_scale_log2):
+def finish(acc, rows: Rows):
     """Divides O by the sums; returns LSE (natural log) of the thread's rows.  A row without keys: O 0, LSE -inf."""
     out = wgmma.rows_columns(acc)
     lse = cute.make_rmem_tensor((ROWS,), Float32)
@@ -181,5 +264,5 @@ def finish(acc, rows: Rows, softmax_scale_log2):
         total = cute.arch.warp_reduction_sum(rows.total[r], threads_in_group=_THREADS_OF_A_ROW)
         inverse = cute.arch.rcp_approx(total) if total > 0.0 else Float32(0.0)
         out[r, None].store(out[r, None].load() * inverse)
-        lse[r] = (rows.maximum[r] * softmax_scale_log2 + cute.math.log2(total, fastmath=True)) * _LN_2
+        lse[r] = (rows.shift[r] + cute.math.log2(total, fastmath=True)) * _LN_2
     return lse

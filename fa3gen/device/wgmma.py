@@ -37,6 +37,21 @@ def rows_columns(acc: cute.Tensor) -> cute.Tensor:
     )
 
 
+#: Elements converted at once.
+_CONVERTED = 16
+
+
+def convert(acc: cute.Tensor, into: cute.Tensor) -> None:
+    """``into`` = ``acc`` in its own type.
+
+    In pieces: a vector whose length is no power of 2 would be converted one element at a time.
+    """
+    for start in range(0, cute.size(acc), _CONVERTED):
+        piece = cute.make_layout(min(_CONVERTED, cute.size(acc) - start))
+        values = cute.make_tensor(acc.iterator + start, piece).load()
+        cute.make_tensor(into.iterator + start, piece).store(values.to(into.element_type))
+
+
 def as_operand_a(p: cute.Tensor) -> cute.Tensor:
     """16-bit values in an accumulator's order as the A operand of the next multiply: no register moves."""
     layout = cute.logical_divide(p.layout, ((None, None, 2), None, None))
