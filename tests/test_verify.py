@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +18,11 @@ from fa3.contract import KernelEntry, Key, Launch, Manifest
 
 from fa3gen import evidence
 from fa3gen.cli import verify as command_module
+from fa3gen.digest import sha256
 from fa3gen.errors import Fa3genError
-from fa3gen.verify import cases, inputs
+from fa3gen.verify import cases, inputs, sanitizer
 from fa3gen.verify.cases import Case
+from fa3gen.verify.sanitizer import Outcome
 from fa3gen.verify.source import closure
 
 KEY = Key("fwd", "bf16", "64", "causal", "dense")
@@ -95,16 +99,22 @@ def test_layouts_hold_the_same_values(layout: str) -> None:
 # --- the command
 
 
-def _bundle(folder: Path, sha256: str = "aa") -> Path:
-    entry = KernelEntry(NAME, NAME + "_0", KEY, "", sha256, 1, (), (), (), (), Launch(256, 0, "persistent", 64))
+CUBIN = b"machine code"
+SHA256 = sha256(CUBIN)
+
+
+def _bundle(folder: Path) -> Path:
+    launch = Launch(256, 0, "persistent", 64)
+    entry = KernelEntry(NAME, NAME + "_0", KEY, "a.cubin", SHA256, len(CUBIN), (), (), (), (), launch)
     manifest = Manifest("sm90a", {}, (entry,))
     folder.mkdir(exist_ok=True)
+    (folder / entry.cubin).write_bytes(CUBIN)
     (folder / contract.MANIFEST).write_text(json.dumps(contract.manifest_to_json(manifest)))
     return folder
 
 
 def _evidence(folder: Path, **changes: Any) -> None:
-    row = {"schema": 1, "kernel": NAME, "cubin_sha256": "aa", "cases": [case.id for case in CASES]}
+    row = {"schema": 1, "kernel": NAME, "cubin_sha256": SHA256, "cases": [case.id for case in CASES]}
     evidence.write(folder, "sm90a", {NAME: {**row, "device": "H200", "date": "2026-01-31", **changes}})
 
 
@@ -123,6 +133,18 @@ def test_check_tells_the_state(tmp_path: Path, changes: dict[str, Any], state: s
     result = _verify(tmp_path, "--check", "--json")
     assert json.loads(result.stdout) == [{"kernel": NAME, "state": state, "note": ""}]
     assert result.return_value == (0 if state == "verified" else 1)
+
+
+@pytest.mark.parametrize("damage", ["changed", "gone"])
+def test_check_looks_at_the_cubins_themselves(tmp_path: Path, damage: str) -> None:
+    cubin = _bundle(tmp_path / "bundle") / "a.cubin"
+    _evidence(tmp_path / "evidence")
+    assert _verify(tmp_path, "--check").return_value == 0
+    cubin.write_bytes(b"other code") if damage == "changed" else cubin.unlink()
+    result = _verify(tmp_path, "--check")
+    assert isinstance(result.exception, Fa3genError)
+    assert result.exception.exit_code == 1
+    assert str(cubin) in str(result.exception)
 
 
 @pytest.mark.parametrize(("age", "code"), [(0, 0), (14, 0), (15, 1)])
@@ -149,3 +171,66 @@ def test_no_bundle_says_what_to_run(tmp_path: Path) -> None:
     result = _verify(tmp_path, "--check")
     assert isinstance(result.exception, Fa3genError)
     assert "fa3gen build" in str(result.exception)
+
+
+# --- compute-sanitizer
+
+_CLEAN = "12 of 12 kernels passed\n========= ERROR SUMMARY: 0 errors\n"
+_NO_HAZARD = "========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)\n"
+_HAZARD = "========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)\n"
+_CRASH = "========= Internal Sanitizer Error: The Sanitizer failed to handle a hardware exception\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "output", "outcome"),
+    [
+        (0, _CLEAN, Outcome.CLEAN),
+        (0, _NO_HAZARD, Outcome.CLEAN),
+        (86, "========= ERROR SUMMARY: 3 errors\n", Outcome.FOUND),
+        (86, "========= ERROR SUMMARY: 1 error\n", Outcome.FOUND),
+        (0, _HAZARD, Outcome.FOUND),
+        (1, _CLEAN, Outcome.CASES_FAILED),
+        (0, "12 of 12 kernels passed\n", Outcome.TOOL_FAILED),
+        (255, _CRASH, Outcome.TOOL_FAILED),
+        (1, _CRASH + _NO_HAZARD, Outcome.TOOL_FAILED),
+    ],
+)
+def test_what_a_run_of_the_sanitizer_means(code: int, output: str, outcome: Outcome) -> None:
+    assert sanitizer.judge(code, output) is outcome
+
+
+def test_the_sanitizer_looks_at_every_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 0, "", _CLEAN)
+
+    monkeypatch.setattr(sanitizer, "find", lambda: "compute-sanitizer")
+    monkeypatch.setattr(subprocess, "run", run)
+    assert sanitizer.run("memcheck", tmp_path, [NAME]) == (Outcome.CLEAN, _CLEAN)
+    (command,) = commands
+    options = command[: command.index(sys.executable)]
+    assert options == ["compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "86"]
+    assert command[-2:] == ["--small", NAME]
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "code", "recorded"),
+    [
+        ({"memcheck": Outcome.CLEAN, "racecheck": Outcome.TOOL_FAILED}, 3, ["memcheck"]),
+        ({"memcheck": Outcome.FOUND, "racecheck": Outcome.TOOL_FAILED}, 1, []),
+        ({"memcheck": Outcome.CLEAN, "synccheck": Outcome.CLEAN}, 0, ["memcheck", "synccheck"]),
+        ({"synccheck": Outcome.CASES_FAILED}, 1, []),
+    ],
+)
+def test_only_clean_runs_of_the_sanitizer_are_recorded(
+    outcomes: dict[str, Outcome], code: int, recorded: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _bundle(tmp_path / "bundle")
+    _evidence(tmp_path / "evidence", sanitizer=[])
+    monkeypatch.setattr(sanitizer, "run", lambda tool, *_: sanitizer.Result(outcomes[tool], "text"))
+    result = _verify(tmp_path, "--sanitizer", ",".join(outcomes))
+    assert result.return_value == code
+    assert all(f"{tool}: {outcome.value} (1 kernel)" in result.stderr for tool, outcome in outcomes.items())
+    assert evidence.read(tmp_path / "evidence")[NAME]["sanitizer"] == recorded
