@@ -6,6 +6,7 @@ import datetime
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,70 @@ def test_an_id_depends_on_the_judge_but_not_on_comments() -> None:
     assert closure(source.replace("return 3", "return 4"), "judge") == text
     assert closure(source.replace("return 2", "# why\n    return 2"), "judge") == text
     assert closure(source.replace("return 2", "return 9"), "judge") != text
+
+
+def test_of_a_table_only_the_picked_entry_counts() -> None:
+    source = (
+        "def judge():\n    return TABLE[key]\n\n\nTABLE: dict[str, Any] = {\n    'a': one,\n    'b': wrapped(two),\n}\n"
+        "\n\ndef one():\n    return 1\n\n\ndef two():\n    return 2\n\n\ndef wrapped(f):\n    return f\n"
+    )
+    text = closure(source, "judge", {"TABLE": "b"})
+    assert "TABLE = wrapped(two)" in text
+    assert "def two" in text
+    assert "def one" not in text
+    assert "one" not in closure(source, "judge", {"TABLE": "c"})
+    assert "def one" in closure(source, "judge")
+    with pytest.raises(TypeError, match="no dict"):
+        closure("def judge():\n    return TABLE\n\n\nTABLE = [1]\n", "judge", {"TABLE": "b"})
+
+
+def _ids(monkeypatch: pytest.MonkeyPatch, file: str, old: str, new: str) -> dict[Case, str]:
+    """The ids as they would be after a change of a file of fa3gen.verify."""
+    original = cases._source
+
+    def changed(path: Path) -> str:
+        text = original(path)
+        assert path.name != file or old in text
+        return text.replace(old, new) if path.name == file else text
+
+    cases._judges.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(cases, "_source", changed)
+        found = {case: case.id for case in CASES}
+    cases._judges.cache_clear()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "touched"),
+    [
+        ("inputs.py", '"large": _large,', '"large": _large,\n    "tiny": _large,', lambda case: False),
+        ("inputs.py", '"packed": _packed,', '"packed": _packed,\n    "new": _packed,', lambda case: False),
+        ("inputs.py", "v + 100", "v + 101", lambda case: case.values == "offset"),
+        ("inputs.py", "torch.cat((q, k, v)", "torch.cat([q, k, v]", lambda case: case.layout == "packed"),
+        ("inputs.py", "60.0, 0.1)", "61.0, 0.1)", lambda case: case.values == "growing"),
+        ("inputs.py", "manual_seed(case.seed)", "manual_seed(1)", lambda case: True),
+        ("inputs.py", "POISON = 0x7FFF", "POISON = 0x7FFE", lambda case: case.check == "numerics"),
+        ("inputs.py", "view.transpose(1, 2)", "view.mT", lambda case: case.layout == "heads_first"),
+        ("numerics.py", "2.0**-6", "2.0**-7", lambda case: case.check == "numerics"),
+        ("numerics.py", "torch.int16, 4", "torch.int8, 4", lambda case: True),
+        ("behaviour.py", "for calls in (1, 3)", "for calls in (1, 4)", lambda case: case.check == "graphs"),
+        ("reference.py", "1 << 26", "1 << 25", lambda case: case.check == "numerics"),
+    ],
+)
+def test_a_change_touches_only_the_cases_that_use_it(
+    file: str, old: str, new: str, touched: Callable[[Case], bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = {case: case.id for case in CASES}
+    after = _ids(monkeypatch, file, old, new)
+    wrong = [case.label for case in CASES if (before[case] != after[case]) != touched(case)]
+    assert wrong == []
+
+
+def test_an_option_that_is_not_given_is_no_part_of_a_case() -> None:
+    assert Case(64, 65)._fields().keys() == {
+        *("seqlen_q", "seqlen_k", "batch", "heads_q", "heads_k", "layout", "values", "check")
+    }
 
 
 # --- inputs and outputs
