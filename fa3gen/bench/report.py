@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from fa3gen.bench.peers import plan_label
 from fa3gen.bench.shapes import Shape
 from fa3gen.bench.timing import Times
 
@@ -25,6 +26,7 @@ def geomean(values: Iterable[float]) -> float:
 class Row:
     shape: Shape
     times: Times
+    kernels: Mapping[str, str] = field(default_factory=dict)  # ours, by contender: which plan served the shape
 
     def tflops(self, name: str) -> float | None:
         ms = self.times.ms.get(name)
@@ -59,10 +61,13 @@ def heading(columns: Columns, shape: Shape) -> str:
 
 
 def line(columns: Columns, row: Row) -> str:
+    """Figures in the order of the heading; behind them the plan that served, where it is not the general one."""
     cells = [_cell(row.tflops(name), 0) for name in columns.all]
     cells += [_cell(columns.ratio(row, name), 3) for name in columns.ours]
     widths = [max(WIDTH, len(name)) for name in (*columns.all, *(f"{name}/best" for name in columns.ours))]
-    return f"{row.shape.seqlen:>{WIDTH}}" + "".join(f" {c:>{w}}" for c, w in zip(cells, widths, strict=True))
+    text = f"{row.shape.seqlen:>{WIDTH}}" + "".join(f" {c:>{w}}" for c, w in zip(cells, widths, strict=True))
+    labels = {name: plan_label(row.kernels[name]) for name in columns.ours if name in row.kernels}
+    return text + "".join(f"  {name}: {label}" for name, label in labels.items() if label not in ("general", name))
 
 
 def _cell(value: float | None, digits: int) -> str:
@@ -128,6 +133,7 @@ def record(columns: Columns, row: Row) -> dict[str, Any]:
         "ms": dict(row.times.ms),
         "tflops": {name: shape.tflops(ms) for name, ms in row.times.ms.items()},
         "ratio": {name: columns.ratio(row, name) for name in columns.ours},
+        "kernels": dict(row.kernels),
         "errors": dict(row.times.errors),
         "clock_mhz": row.times.clock_mhz,
     }

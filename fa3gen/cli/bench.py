@@ -31,6 +31,13 @@ from fa3gen.errors import ExitCode, UsageError
 @click.option(
     "--against", default=",".join(peers.PEERS), show_default=True, metavar="PEERS", help="Others to time; may be empty."
 )
+@click.option(
+    "--kernel",
+    "kernels",
+    multiple=True,
+    metavar="SELECT",
+    help="Time kernels of the first bundle by name or glob, whatever their bounds: a column for each plan.",
+)
 @click.option("--dtype", type=click.Choice(shapes.DTYPES), default="bf16", show_default=True, help="Element type.")
 @click.option(
     "--head-dim",
@@ -67,6 +74,7 @@ from fa3gen.errors import ExitCode, UsageError
 def command(
     bundles: tuple[Path, ...],
     against: str,
+    kernels: tuple[str, ...],
     dtype: str,
     head_dims: tuple[int, ...],
     masks: tuple[str, ...],
@@ -77,13 +85,20 @@ def command(
     host: bool,
     json_file: IO[str] | None,
 ) -> int:
-    """Time the kernels against others on a GPU, in turn, and print how they compare with the best of them."""
+    """Time the kernels against others on a GPU, in turn, and print how they compare with the best of them.
+
+    Where a variant has several plans, a line ends in the one that served the shape, unless it is the general one.
+    """
     names = _peers(against)
     grid = shapes.grid(dtype, head_dims, masks, seqlens, tokens, width)
     output = _Output(json_file)
-    columns = Columns(peers.bundle_names(bundles), names)
+    folders = peers.bundle_names(bundles)
     output.say(_machine_line(machine := timing.machine()), {"kind": "machine", **machine})
-    contenders = _ours(columns.ours, bundles, host, output)
+    contenders = _ours(folders, bundles, host, output)
+    if kernels:
+        contenders += peers.plans(peers.load_bundle(bundles[0]), kernels)
+    columns = Columns(tuple(contender.name for contender in contenders), names)
+    peers.check_names(columns.ours)
     contenders += _load(names, output)
     if host:
         return _host(columns, contenders, output)
@@ -157,7 +172,7 @@ def _failed(name: str, error: str, output: _Output) -> None:
 
 
 def _host(columns: Columns, contenders: Sequence[Contender], output: _Output) -> int:
-    found = timing.host(shapes.TINY, contenders)
+    found = timing.host(shapes.TINY, [one for one in contenders if one.takes(shapes.TINY)])
     output.say("\n".join(report.host_lines(columns, found)), {"kind": "host", "us": found})
     timed = any(not isinstance(value, str) for times in found.values() for value in times.values())
     return ExitCode.OK if timed else ExitCode.FINDINGS
@@ -172,7 +187,10 @@ def _throughput(
     for shape in grid:
         if not rows or (rows[-1].shape.head_dim, rows[-1].shape.mask) != (shape.head_dim, shape.mask):
             output.say("\n" + report.heading(columns, shape))
-        row = Row(shape, timing.shape(shape, contenders, rounds))
+        chosen = [contender for contender in contenders if contender.takes(shape)]
+        served = {contender.name: contender.kernel(shape) for contender in chosen}
+        times = timing.shape(shape, chosen, rounds)
+        row = Row(shape, times, {name: kernel for name, kernel in served.items() if kernel is not None})
         rows.append(row)
         output.say(report.line(columns, row), report.record(columns, row))
         for failure in row.times.errors.items():
