@@ -14,7 +14,7 @@ import pytest
 from fa3gen import build, matrix
 from fa3gen import plan as plan_module
 from fa3gen.build import CUBIN, PTX, KernelBuild, Paths, Report
-from fa3gen.model import ForwardPlan
+from fa3gen.model import Arch, ForwardPlan
 
 REPO = Path(__file__).parents[1]
 CONFIG = REPO / "variants.yaml"
@@ -74,6 +74,13 @@ def use_further_rules(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str =
     path = folder / "rules.yaml"
     path.write_text(text)
     rules = plan_module.load_rules(path)
+    monkeypatch.setattr(plan_module, "shipped_rules", lambda _arch: rules)
+
+
+def use_general_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has variants their general plans alone, for tests that count kernels by variants."""
+    report()  # which is shared, and of all shipped plans
+    rules = tuple(rule for rule in plan_module.shipped_rules(Arch.SM90A) if rule.when is None)
     monkeypatch.setattr(plan_module, "shipped_rules", lambda _arch: rules)
 
 

@@ -19,7 +19,16 @@ from fa3gen.errors import MachineError
 from fa3gen.store import Store, StoredObject
 from fa3gen.witness import Trace
 from fa3gen.worker import Compiled, Failed, Job
-from tests.built_kernels import FURTHER, FURTHER_RULES, NAME, built, plan_of, shipped, use_further_rules
+from tests.built_kernels import (
+    FURTHER,
+    FURTHER_RULES,
+    NAME,
+    built,
+    plan_of,
+    shipped,
+    use_further_rules,
+    use_general_rules,
+)
 from tests.test_compile import trace_of
 
 GOOD, OTHER = NAME, "fwd_bf16_d64_causal_sm90a"
@@ -46,6 +55,11 @@ def compiled(name: str, trace: Trace | None = None, cuda_version: str = "12.9") 
     return Compiled(
         name, kernel.cubin, kernel.ptx, tuple(kernel.remarks), trace or trace_of(kernel.plan), cuda_version, 0.1
     )
+
+
+@pytest.fixture(autouse=True)
+def _general_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_general_rules(monkeypatch)
 
 
 @pytest.fixture

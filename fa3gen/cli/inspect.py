@@ -140,7 +140,7 @@ def _print_dispatch(document: dict[str, Any], kernel: KernelBuild) -> None:
     """Which calls take the kernel, where its variant has several."""
     if len(document["plans"]) > 1:
         click.echo(f"\nwhen  {kernel.plan.when or 'no other plan fits'}")
-        click.echo(f"plans, the first that fits serves a call  {', '.join(document['plans'])}")
+        click.echo(f"plans {', '.join(document['plans'])}: a call takes the first that it fits")
 
 
 def _print_digests(document: dict[str, Any], verbose: bool) -> None:

@@ -21,7 +21,9 @@ import torch
 from fa3.contract import (
     INDEX,
     MANIFEST,
+    UNBOUNDED,
     Bounds,
+    Extents,
     KernelEntry,
     Key,
     Manifest,
@@ -52,30 +54,44 @@ class ReadyKernel:
     num_sms: int
 
 
+#: Where the shapes of q and v have the extents: (of q?, axis).
+_PLACES = {
+    "batch": (True, 0),
+    "seqlen_q": (True, 1),
+    "seqlen_k": (False, 1),
+    "heads_q": (True, 2),
+    "heads_k": (False, 2),
+}
+
+
 class Choice:
-    """The plans of a variant, loaded on a device: which of them a call takes.  It is asked in every call."""
+    """The plans of a variant, loaded on a device: which of them a call takes.
+
+    It is asked in every call, so it looks only at extents that are bounded.
+    """
 
     __slots__ = ("_bounded", "_general")
 
     def __init__(self, plans: Sequence[tuple[Bounds | None, ReadyKernel]]) -> None:
         """``plans`` in the order of dispatch; the last has no bounds."""
         *bounded, (_, self._general) = plans
-        self._bounded = [(tuple(zip(when.least, when.greatest, strict=True)), plan) for when, plan in bounded if when]
+        self._bounded = [(_limits(when), kernel) for when, kernel in bounded if when is not None]
 
     def kernel(self, q: torch.Size, v: torch.Size) -> ReadyKernel:
         """The kernel for a call with tensors of these shapes."""
-        batch, seqlen_q, heads_q, _ = q
-        _, seqlen_k, heads_k, _ = v
-        for ((b, b_end), (sq, sq_end), (sk, sk_end), (hq, hq_end), (hk, hk_end)), plan in self._bounded:
-            if (
-                sk <= seqlen_k <= sk_end
-                and sq <= seqlen_q <= sq_end
-                and b <= batch <= b_end
-                and hq <= heads_q <= hq_end
-                and hk <= heads_k <= hk_end
-            ):
-                return plan
+        for limits, kernel in self._bounded:
+            for of_q, axis, least, greatest in limits:
+                if not least <= (q if of_q else v)[axis] <= greatest:
+                    break
+            else:
+                return kernel
         return self._general
+
+
+def _limits(when: Bounds) -> list[tuple[bool, int, int, int]]:
+    """Of q?, axis, least and greatest extent there."""
+    limits = zip(Extents._fields, when.least, when.greatest, strict=True)
+    return [(*_PLACES[extent], low, high) for extent, low, high in limits if low > 0 or high < UNBOUNDED]
 
 
 class Bundle:
