@@ -19,8 +19,7 @@ from fa3gen.compile import Resources
 from fa3gen.cubin import CubinError
 from fa3gen.digest import canonical, sha256
 from fa3gen.errors import MachineError
-from fa3gen.model import ForwardPlan, Variant
-from fa3gen.plan import resolve
+from fa3gen.model import ForwardPlan
 from fa3gen.store import Store, StoredObject
 from fa3gen.worker import Compiled, Failed, Job
 
@@ -86,10 +85,10 @@ class Report:
 Progress = Callable[[KernelBuild], None]
 
 
-def prepare(variants: Iterable[Variant], paths: Paths, toolchain_name: str, force: bool = False) -> list[KernelBuild]:
+def prepare(plans: Iterable[ForwardPlan], paths: Paths, toolchain_name: str, force: bool = False) -> list[KernelBuild]:
     """Renders every kernel and looks it up; writes nothing."""
     store = Store(paths.store)
-    builds = [_look_up(resolve(variant), store, toolchain_name, force) for variant in variants]
+    builds = [_look_up(plan, store, toolchain_name, force) for plan in plans]
     _explain(builds, store)
     return builds
 
@@ -107,6 +106,7 @@ def run(
     """Compiles what is pending and writes the bundle.
 
     A kernel that fails hides no other; with ``keep_going`` the bundle is written without it, else left as it was.
+    Where it is the general plan of its variant, the other plans are left out, too: they do not serve every call.
     Raises MachineError where the compiler is missing or not the one asked for.
     """
     started = time.perf_counter()
@@ -118,7 +118,8 @@ def run(
             progress(build)
     _compile(builds, paths, toolchain_name, workers or compiler.usable_cores(), progress)
     report = Report(list(builds))
-    built = [build for build in builds if build.stored is not None]
+    lost = {b.plan.variant for b in builds if b.status is Status.FAILED and b.plan.when is None}
+    built = [build for build in builds if build.stored is not None and build.plan.variant not in lost]
     if built and (report.ok or keep_going):
         report.bundle = _bundle(built, paths.bundle, toolchain_name, evidence)
     report.seconds = time.perf_counter() - started

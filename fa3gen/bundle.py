@@ -10,7 +10,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fa3.contract import CUBIN_DIR, INDEX, MANIFEST, KernelEntry, Key, Manifest, index_text, manifest_to_json
+from fa3.contract import (
+    CUBIN_DIR,
+    INDEX,
+    MANIFEST,
+    Bounds,
+    KernelEntry,
+    Key,
+    Manifest,
+    ManifestError,
+    covered,
+    index_text,
+    manifest_to_json,
+    plans_by_key,
+)
 
 from fa3gen import abi, witness
 from fa3gen.axes import spelled
@@ -47,7 +60,11 @@ class WrittenBundle:
 def make_manifest(
     kernels: Iterable[BuiltKernel], toolchain: Mapping[str, str], evidence: Evidence | None = None
 ) -> Manifest:
-    """The table of contents; raises BundleError where a call could mean two kernels, or the architectures differ."""
+    """The table of contents.
+
+    Raises BundleError where a call could mean two kernels or find none although its variant is there, where no call
+    takes a kernel, and where the architectures differ.
+    """
     ordered = sorted(kernels, key=lambda kernel: kernel.plan.name)
     archs = sorted({kernel.plan.variant.arch.value for kernel in ordered})
     if len(archs) != 1:
@@ -121,20 +138,28 @@ def _entry(kernel: BuiltKernel, evidence: Evidence) -> KernelEntry:
         plan=plan.to_json(),
         resources=kernel.resources.to_json(),
         verified=verified(evidence, plan.name, digest),
+        when=plan.when,
+        priority=plan.priority,
     )
 
 
 def _check_dispatch(entries: Sequence[KernelEntry]) -> None:
-    """Each call must lead to one kernel."""
-    by_key: dict[Key, str] = {}
-    for entry in entries:
-        other = by_key.setdefault(entry.key, entry.name)
-        if other != entry.name:
-            raise BundleError(f"{other} and {entry.name} answer the same calls: {entry.key}")
+    """Each call must lead to one kernel, and to each kernel a call."""
     names = [entry.name for entry in entries]
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise BundleError(f"kernels given twice: {', '.join(repeated)}")
+    try:
+        by_key = plans_by_key(entries)
+    except ManifestError as error:
+        raise BundleError(str(error), hint="build all plans of a variant together: select it by its name") from error
+    for plans in by_key.values():
+        before: list[Bounds] = []
+        for plan in plans:
+            when = plan.when or Bounds()
+            if covered(when, before):
+                raise BundleError(f"{plan.name} is never reached: the plans before it take its calls")
+            before.append(when)
 
 
 def _files(kernels: Sequence[BuiltKernel], manifest: Manifest) -> dict[str, bytes]:

@@ -14,7 +14,7 @@ from fa3gen import abi, evidence, matrix
 from fa3gen.axes import spelled
 from fa3gen.errors import ExitCode, Fa3genError
 from fa3gen.model import ForwardPlan
-from fa3gen.plan import resolve
+from fa3gen.plan import resolve_all
 
 ROOT = Path(__file__).resolve().parent.parent
 BEGIN = "<!-- kernels: written by `python -m fa3gen.docs --write` -->"
@@ -22,6 +22,7 @@ END = "<!-- end of kernels -->"
 
 _HEADER = (
     "kernel",
+    "calls",
     "tile (queries x keys)",
     "K/V stages",
     "softmax",
@@ -36,7 +37,7 @@ def kernel_table(root: Path = ROOT) -> str:
     """The table in Markdown, a line per kernel of ``variants.yaml`` in the folder ``root``."""
     found = matrix.load(root / "variants.yaml")
     records = evidence.read(root / "tests" / "evidence")
-    rows = [_row(resolve(variant), records) for variant in found.variants]
+    rows = [_row(plan, records) for variant in found.variants for plan in resolve_all(variant)]
     return "\n".join(_line(cells) for cells in (_HEADER, ["---"] * len(_HEADER), *rows)) + "\n"
 
 
@@ -53,6 +54,7 @@ def _row(plan: ForwardPlan, records: Mapping[str, evidence.Row]) -> tuple[str, .
     record = records.get(plan.name)
     return (
         f"`{plan.name}`",
+        str(plan.when or ("all others" if plan.priority else "all")),
         f"{plan.tile_m} x {plan.tile_n}",
         str(plan.stages),
         spelled(plan.softmax),

@@ -36,6 +36,8 @@ CODES = {
     "P004": "a rule is never reached",
     "P005": "the plan is illegal",
     "P006": "no plan for a variant that its family does not support",
+    "P007": "bounds that no call fits, or that every call fits",
+    "P008": "two plans of a variant are the same",
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import product
@@ -13,7 +13,8 @@ from fa3gen.axes import AxisValue, Cells
 from fa3gen.config import CELL_AXES, NEUTRAL, Exclude, FamilyConfig, OnUnsupported, RawConfig, read
 from fa3gen.errors import Diagnostic, Location, SelectionError, listing, nearest
 from fa3gen.families import unsupported
-from fa3gen.model import Family, Variant
+from fa3gen.model import Family, ForwardPlan, Variant
+from fa3gen.plan import resolve_all
 
 
 @dataclass(frozen=True)
@@ -53,22 +54,41 @@ def select(matrix: Matrix, patterns: Sequence[str] = (), preset: str | None = No
 
     Raises SelectionError with every pattern that matches nothing: the nearest names, or why the kernel is left out.
     """
+    chosen = _chosen(matrix, {variant.name: [variant.name] for variant in matrix.variants}, patterns, preset)
+    return tuple(variant for variant in matrix.variants if variant.name in chosen)
+
+
+def select_plans(matrix: Matrix, patterns: Sequence[str] = (), preset: str | None = None) -> tuple[ForwardPlan, ...]:
+    """As :func:`select`, the plans of the selected variants; a pattern may also match the names of single plans.
+
+    A variant's name is that of its general plan too, and selects all its plans.  They are in the order of dispatch.
+    """
+    plans = [plan for variant in matrix.variants for plan in resolve_all(variant)]
+    chosen = _chosen(matrix, {plan.name: [plan.name, plan.variant.name] for plan in plans}, patterns, preset)
+    return tuple(plan for plan in plans if plan.name in chosen)
+
+
+def _chosen(
+    matrix: Matrix, names: Mapping[str, Sequence[str]], patterns: Sequence[str], preset: str | None
+) -> set[str]:
+    """The keys of ``names`` that a pattern or the preset selects by one of their names; all where neither is given."""
     if not patterns and preset is None:
-        return matrix.variants
+        return {*names}
     problems: list[Diagnostic] = []
     chosen: set[str] = set()
     if preset is not None:
-        chosen.update(matrix.presets.get(preset, ()))
+        wanted = matrix.presets.get(preset, ())
+        chosen.update(key for key, spellings in names.items() if not {*spellings}.isdisjoint(wanted))
         if preset not in matrix.presets:
             problems.append(_unknown_preset(matrix, preset))
     for pattern in patterns:
-        matched = [name for name in matrix.names if fnmatchcase(name, pattern)]
+        matched = [key for key, spellings in names.items() if any(fnmatchcase(s, pattern) for s in spellings)]
         chosen.update(matched)
         if not matched:
-            problems.append(_unmatched(matrix, pattern))
+            problems.append(_unmatched(matrix, names, pattern))
     if problems:
         raise SelectionError(problems)
-    return tuple(variant for variant in matrix.variants if variant.name in chosen)
+    return chosen
 
 
 def _unknown_preset(matrix: Matrix, preset: str) -> Diagnostic:
@@ -82,7 +102,7 @@ def _unknown_preset(matrix: Matrix, preset: str) -> Diagnostic:
     )
 
 
-def _unmatched(matrix: Matrix, pattern: str) -> Diagnostic:
+def _unmatched(matrix: Matrix, names: Collection[str], pattern: str) -> Diagnostic:
     for kind, cells in (("excluded", matrix.excluded), ("skipped", matrix.skipped)):
         for variant, reason in cells:
             if fnmatchcase(variant.name, pattern):
@@ -92,7 +112,7 @@ def _unmatched(matrix: Matrix, pattern: str) -> Diagnostic:
         "S001",
         f"{pattern!r} matches no kernel",
         hint="`fa3gen list --names` shows all names",
-        suggestions=nearest(pattern, matrix.names, count=3),
+        suggestions=nearest(pattern, names, count=3),
     )
 
 

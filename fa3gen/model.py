@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import Any
+from functools import cache
+from typing import Any, get_type_hints
+
+from fa3.contract import Bounds
 
 from fa3gen.errors import Location
 from fa3gen.features import FEATURES
 
 __all__ = [
+    "PLAN_FIELDS",
+    "SPELLINGS",
+    "SUFFIX_MARK",
     "Arch",
+    "Bounds",
     "DType",
     "Family",
     "ForwardPlan",
@@ -24,6 +32,8 @@ __all__ = [
     "Toolchain",
     "Variant",
     "parse_name",
+    "parse_suffix",
+    "suffix",
 ]
 
 
@@ -114,7 +124,11 @@ def _any_of(kind: type[Enum]) -> str:
 
 
 def parse_name(name: str) -> Variant:
-    """The variant a canonical name stands for; ``ValueError`` where it is none."""
+    """The variant a canonical name, or that of one of its plans, stands for; ``ValueError`` where it is none."""
+    variant, mark, _ = name.partition(SUFFIX_MARK)
+    if mark:
+        parse_suffix(name.removeprefix(variant))
+        return parse_name(variant)
     features = "".join(f"(?P<f_{name}>_{name})?" for name in FEATURES)
     pattern = (
         f"(?P<family>{_any_of(Family)})_(?P<dtype>{_any_of(DType)})_d(?P<head_dim>[0-9x]+)"
@@ -143,7 +157,9 @@ class Scheduler(str, Enum):
 class Softmax(str, Enum):
     EXACT = "exact"  # O is rescaled in every step
     LAZY = "lazy"  # O is rescaled only when a row maximum of the warp grew by more than 2^8
-    OPTIMISTIC = "optimistic"  # the maximum of the masked blocks serves all others; a tile in which P overflows is done again
+    OPTIMISTIC = (
+        "optimistic"  # the maximum of the masked blocks serves all others; a tile in which P overflows is done again
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +177,9 @@ class ForwardPlan:
     softmax: Softmax
     pin_pv_wait: bool  # keep the exponentials above the wait for PV (ptxas hoists that wait over arithmetic)
     reasons: tuple[str, ...] = ()
+    when: Bounds | None = None  # the calls it is meant for; None: all that no other plan of the variant is meant for
+    priority: int = 0  # a call takes the plan of lowest priority whose `when` fits it
+    suffix: str = ""  # what its name adds to the variant's: see suffix()
 
     @property
     def warpgroups(self) -> int:
@@ -190,15 +209,82 @@ class ForwardPlan:
 
     @property
     def name(self) -> str:
-        return self.variant.name
+        """The variant's name; that of a further plan also says in what it differs (``…_sm90a__m256n64s4``)."""
+        return self.variant.name + self.suffix
 
     def to_json(self) -> dict[str, Any]:
-        """Plan fields as plain JSON types, for the manifest."""
+        """How the kernel computes, with reasons, as plain JSON types."""
         out: dict[str, Any] = {}
         for f in fields(self):
-            if f.name != "variant":
+            if f.name in PLAN_FIELDS or f.name == "reasons":
                 value = getattr(self, f.name)
                 out[f.name] = (
                     value.value if isinstance(value, Enum) else list(value) if isinstance(value, tuple) else value
                 )
         return out
+
+
+#: The fields that say how a kernel computes, with their types.
+PLAN_FIELDS: dict[str, type] = {
+    name: kind
+    for name, kind in get_type_hints(ForwardPlan).items()
+    if name not in ("variant", "reasons", "when", "priority", "suffix")
+}
+
+#: How the name of a further plan spells each field in which it differs from the variant's general plan: what stands
+#: before a number or a value's own spelling; for a switch the words for true and for false.
+SPELLINGS: dict[str, str | tuple[str, str]] = {
+    "tile_m": "m",
+    "tile_n": "n",
+    "stages": "s",
+    "q_stages": "_q",
+    "producer_regs": "_pr",
+    "consumer_regs": "_cr",
+    "scheduler": "_",
+    "softmax": "_",
+    "pin_pv_wait": ("_pin", "_nopin"),
+}
+
+#: Between the variant's name and the fields.
+SUFFIX_MARK = "__"
+
+
+def suffix(plan: ForwardPlan, general: ForwardPlan) -> str:
+    """What ``plan`` adds to the variant's name, the general plan bearing that name: ``__m256n64s4_q1_lazy``."""
+    names = [name for name in PLAN_FIELDS if getattr(plan, name) != getattr(general, name)]
+    fields_text = "".join(_spell(name, getattr(plan, name)) for name in names)
+    return SUFFIX_MARK + fields_text.removeprefix("_") if names else ""
+
+
+def parse_suffix(text: str) -> Mapping[str, Any]:
+    """The fields that a suffix names, with their values; ``ValueError`` where it is none."""
+    fields_text = text.removeprefix(SUFFIX_MARK)
+    starts = (fields_text, f"_{fields_text}")  # the first field drops its underscore
+    found = next(filter(None, (_suffix_pattern().fullmatch(start) for start in starts)), None)
+    if not text.startswith(SUFFIX_MARK) or fields_text.startswith("_") or not fields_text or found is None:
+        raise ValueError(f"{text!r} is not the end of a plan's name, like __m256n64s4")
+    return {name: _read_back(name, word) for name, word in found.groupdict().items() if word is not None}
+
+
+def _spell(name: str, value: Any) -> str:
+    form = SPELLINGS[name]
+    if isinstance(form, tuple):
+        return form[0] if value else form[1]
+    return f"{form}{value.value if isinstance(value, Enum) else value}"
+
+
+@cache
+def _suffix_pattern() -> re.Pattern[str]:
+    parts = []
+    for name, kind in PLAN_FIELDS.items():
+        form = SPELLINGS[name]
+        if isinstance(form, tuple):
+            parts.append(f"(?P<{name}>{form[0]}|{form[1]})?")
+        else:
+            parts.append(f"(?:{form}(?P<{name}>{_any_of(kind) if issubclass(kind, Enum) else '0|[1-9][0-9]*'}))?")
+    return re.compile("".join(parts))
+
+
+def _read_back(name: str, word: str) -> Any:
+    form = SPELLINGS[name]
+    return word == form[0] if isinstance(form, tuple) else PLAN_FIELDS[name](word)

@@ -9,10 +9,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from fa3gen import build, matrix
+from fa3gen import plan as plan_module
 from fa3gen.build import CUBIN, PTX, KernelBuild, Paths, Report
-from fa3gen.model import ForwardPlan
-from fa3gen.plan import resolve
+from fa3gen.model import Arch, ForwardPlan
 
 REPO = Path(__file__).parents[1]
 CONFIG = REPO / "variants.yaml"
@@ -47,8 +49,39 @@ def shipped() -> matrix.Matrix:
 
 @cache
 def plans() -> tuple[ForwardPlan, ...]:
-    """The plan of every shipped kernel."""
-    return tuple(resolve(variant) for variant in shipped().variants)
+    """The plans of every shipped kernel."""
+    return matrix.select_plans(shipped())
+
+
+#: Rules that give the variants of head dim 64 a further plan.
+FURTHER_RULES = """
+schema: 1
+rules:
+  - match: {family: fwd, head_dim: 64}
+    when: {max_seqlen_k: 2047}
+    tile_n: 64
+    stages: 3
+    figure: quicker there
+    date: 2026-01-31
+  - {match: {family: fwd, head_dim: 64}, stages: 3, figure: quickest, date: 2026-01-31}
+"""
+#: The further plan of NAME.
+FURTHER = f"{NAME}__n64"
+
+
+def use_further_rules(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str = FURTHER_RULES) -> None:
+    """Has plans chosen by ``text`` instead of the shipped rules."""
+    path = folder / "rules.yaml"
+    path.write_text(text)
+    rules = plan_module.load_rules(path)
+    monkeypatch.setattr(plan_module, "shipped_rules", lambda _arch: rules)
+
+
+def use_general_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has variants their general plans alone, for tests that count kernels by variants."""
+    report()  # which is shared, and of all shipped plans
+    rules = tuple(rule for rule in plan_module.shipped_rules(Arch.SM90A) if rule.when is None)
+    monkeypatch.setattr(plan_module, "shipped_rules", lambda _arch: rules)
 
 
 def plan_of(name: str = NAME) -> ForwardPlan:
@@ -61,7 +94,7 @@ def report() -> Report:
     folder = tempfile.TemporaryDirectory()
     _FOLDERS.append(folder)
     paths = Paths.under(REPO / "build", Path(folder.name) / "bundle")
-    builds = build.prepare(shipped().variants, paths, shipped().toolchain)
+    builds = build.prepare(plans(), paths, shipped().toolchain)
     return build.run(builds, paths, shipped().toolchain)
 
 

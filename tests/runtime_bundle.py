@@ -5,12 +5,24 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from fa3.contract import CUBIN_DIR, INDEX, MANIFEST, KernelEntry, Key, Launch, Manifest, index_text, manifest_to_json
+from fa3.contract import (
+    CUBIN_DIR,
+    INDEX,
+    MANIFEST,
+    Bounds,
+    KernelEntry,
+    Key,
+    Launch,
+    Manifest,
+    index_text,
+    manifest_to_json,
+)
 from fa3.runtime import reference, request
 from fa3.runtime.dispatch import kernel_name
 from torch import Tensor
@@ -24,9 +36,9 @@ KEYS = tuple(
 )
 
 
-def entry(key: Key, cubin: bytes = b"") -> KernelEntry:
+def entry(key: Key, cubin: bytes = b"", suffix: str = "") -> KernelEntry:
     """A kernel for ``key`` whose cubin is ``cubin``."""
-    name = kernel_name(key, ARCH)
+    name = kernel_name(key, ARCH) + suffix
     return KernelEntry(
         name=name,
         symbol=f"{name}_0",
@@ -42,10 +54,22 @@ def entry(key: Key, cubin: bytes = b"") -> KernelEntry:
     )
 
 
-def write_bundle(folder: Path, keys: Iterable[Key] = KEYS) -> Manifest:
-    """A bundle with a kernel for each key; its cubins hold their names."""
-    names = {key: kernel_name(key, ARCH) for key in keys}
-    entries = sorted((entry(key, name.encode()) for key, name in names.items()), key=lambda e: e.name)
+#: Suffixes and bounds of further plans.
+Further = Sequence[tuple[str, dict[str, int]]]
+
+
+def plans(key: Key, further: Further = ()) -> list[KernelEntry]:
+    """The plans for ``key``; their cubins hold their names."""
+    found = []
+    for priority, (suffix, when) in enumerate((*further, ("", None))):
+        plan = entry(key, (kernel_name(key, ARCH) + suffix).encode(), suffix)
+        found.append(replace(plan, when=None if when is None else Bounds.of(when), priority=priority))
+    return found
+
+
+def write_bundle(folder: Path, keys: Iterable[Key] = KEYS, further: Further = ()) -> Manifest:
+    """A bundle with a general plan for each key and the ``further`` ones; its cubins hold their names."""
+    entries = sorted((plan for key in keys for plan in plans(key, further)), key=lambda e: e.name)
     manifest = Manifest(ARCH, {"dsl": "4.8.1"}, tuple(entries))
     (folder / CUBIN_DIR).mkdir(parents=True, exist_ok=True)
     for item in manifest.kernels:

@@ -10,7 +10,7 @@ from fa3gen.arch import ARCHS
 from fa3gen.model import ForwardPlan, parse_name
 from fa3gen.plan import resolve
 
-PLANS = [resolve(variant) for variant in matrix.load("variants.yaml").variants]
+PLANS = matrix.select_plans(matrix.load("variants.yaml"))
 
 
 def _names(plan: ForwardPlan) -> list[str]:

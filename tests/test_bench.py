@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
-from fa3.runtime import reference
+from fa3.runtime import Bundle, launcher, load_bundle, reference
 
 from fa3gen.bench import data, html, meter, peers, report, shapes, timing
 from fa3gen.bench.meter import Meter, Reading
@@ -25,6 +25,7 @@ from fa3gen.bench.shapes import Shape
 from fa3gen.bench.timing import Times
 from fa3gen.cli import bench
 from fa3gen.errors import ExitCode, MachineError, UsageError
+from tests.runtime_bundle import FakeLauncher, inputs, write_bundle
 
 COLUMNS = Columns(("ours",), ("fa3", "fa4"))
 FULL = Shape("bf16", 128, "full", 2, 8192, 8192, 16, 16)
@@ -334,6 +335,45 @@ def test_cudnn_is_asked_for_what_torch_offers(monkeypatch: pytest.MonkeyPatch) -
     assert calls == [{"is_causal": True, "enable_gqa": True}] * 2
 
 
+# --- which plan served
+
+SMALL = replace(FULL, head_dim=64, seqlen_q=1024, seqlen_k=1024)
+LONG = replace(SMALL, seqlen_q=8192, seqlen_k=8192)
+KERNEL = "fwd_bf16_d64_full_sm90a"
+
+
+@pytest.fixture
+def bundle(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Bundle:
+    monkeypatch.setattr(launcher, "native", FakeLauncher)
+    write_bundle(tmp_path, further=[("__n64", {"max_seqlen_k": 2047})])
+    return load_bundle(tmp_path, default=False)
+
+
+def test_the_plan_that_serves_a_shape_is_named(bundle: Bundle) -> None:
+    ours = peers.ours("ours", bundle)
+    assert [ours.kernel(shape) for shape in (SMALL, LONG)] == [f"{KERNEL}__n64", KERNEL]
+    assert ours.kernel(replace(FULL, head_dim=256)) is None
+    assert ours.takes(replace(FULL, head_dim=256))  # and fails, which is told
+    row = Row(SMALL, Times({"ours": 4.0, "slow": 5.0}, {}), kernels={"ours": f"{KERNEL}__n64", "slow": KERNEL})
+    columns = Columns(("ours", "slow"), ())
+    result, layout = Result(columns, [row]), Layout.of(columns, [SMALL], ["normal"], metered=False)
+    assert report.record(result, row)["kernels"] == {"ours": f"{KERNEL}__n64", "slow": KERNEL}
+    assert layout.line(result, row) == layout.line(result, replace(row, kernels={})) + "  ours: n64"
+
+
+def test_kernels_are_timed_by_name_whatever_their_bounds(bundle: Bundle) -> None:
+    general, further = peers.plans(bundle, [f"{KERNEL}*", "fwd_bf16_d64_causal*", KERNEL])
+    assert [general.name, further.name] == ["general", "n64"]
+    for shape in (SMALL, LONG, replace(SMALL, mask="causal")):
+        name = KERNEL.replace("full", shape.mask)
+        assert (general.kernel(shape), further.kernel(shape)) == (name, f"{name}__n64")
+        assert further.takes(shape)
+        further.prepare(*inputs(seqlen_k=3000), shape.causal)(2)
+    assert not further.takes(FULL)
+    with pytest.raises(UsageError, match="--kernel: 'fwd_fp8\\*' matches none of the bundle"):
+        peers.plans(bundle, ["fwd_fp8*"])
+
+
 # --- timing, on a device of which only the clock is there
 
 
@@ -544,7 +584,18 @@ def test_host_times_each_mode_and_reports_failures(clock: _Clock, monkeypatch: p
 def test_help_lists_the_options() -> None:
     result = CliRunner().invoke(bench.command, ["--help"])
     assert result.exit_code == 0
-    options = ("--bundle", "--against", "--shapes", "--data", "--host", "--json", "--rounds", "--markdown", "--html")
+    options = (
+        "--bundle",
+        "--against",
+        "--shapes",
+        "--data",
+        "--kernel",
+        "--host",
+        "--json",
+        "--rounds",
+        "--markdown",
+        "--html",
+    )
     assert all(option in result.stdout for option in options)
 
 
@@ -642,6 +693,23 @@ def test_data_kinds_and_files(fake_gpu: dict[str, float], tmp_path: Path) -> Non
     assert "bf16 d" not in result.stdout
     assert re.search(r"^all +1\.500$", result.stdout, re.MULTILINE)
     assert page.read_text("utf-8").count("<svg") == 4
+
+
+def test_columns_of_kernels(fake_gpu: dict[str, float], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def kernel(shape: Shape) -> str | None:
+        return KERNEL if (shape.head_dim, shape.mask) == (64, "full") else None
+
+    picked = Contender("n64", True, lambda *_: lambda _calls: None, kernel=kernel, picked=True)
+    monkeypatch.setattr(peers, "plans", lambda _bundle, patterns: [picked] if patterns == ("x*",) else [])
+    fake_gpu["n64"] = 0.5
+    file = tmp_path / "bench.jsonl"
+    words = ["--kernel", "x*", "--head-dim", "64", "--seqlen", "512", "--json", str(file)]
+    assert bench.command.main(words, standalone_mode=False) == ExitCode.OK
+    full, causal = (r for r in map(json.loads, file.read_text("utf-8").splitlines()) if r["kind"] == "shape")
+    assert full["ratio"] == {"ours": 2.0, "n64": 4.0}
+    assert full["kernels"] == {"n64": KERNEL}
+    assert causal["ratio"] == {"ours": 2.0, "n64": None}
+    assert "n64" not in causal["errors"]
 
 
 def test_json_to_stdout_keeps_text_out_of_it(fake_gpu: dict[str, float]) -> None:

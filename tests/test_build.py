@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fa3.contract import Bounds, manifest_from_json
 
 from fa3gen import build, matrix, toolchain, worker
 from fa3gen import compile as compiler
 from fa3gen.build import CUBIN, KernelBuild, Paths, Report, Status
+from fa3gen.bundle import BundleError
+from fa3gen.compile import Resources
 from fa3gen.errors import MachineError
-from fa3gen.store import Store
+from fa3gen.store import Store, StoredObject
 from fa3gen.witness import Trace
 from fa3gen.worker import Compiled, Failed, Job
-from tests.built_kernels import NAME, built, plan_of, shipped
+from tests.built_kernels import (
+    FURTHER,
+    FURTHER_RULES,
+    NAME,
+    built,
+    plan_of,
+    shipped,
+    use_further_rules,
+    use_general_rules,
+)
 from tests.test_compile import trace_of
 
 GOOD, OTHER = NAME, "fwd_bf16_d64_causal_sm90a"
@@ -44,6 +57,11 @@ def compiled(name: str, trace: Trace | None = None, cuda_version: str = "12.9") 
     )
 
 
+@pytest.fixture(autouse=True)
+def _general_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_general_rules(monkeypatch)
+
+
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCompiler:
     built()  # which compiles what the store lacks: with the real compiler, so before it is replaced
@@ -58,7 +76,7 @@ def paths(tmp_path: Path) -> Paths:
 
 
 def prepare(paths: Paths, *names: str, force: bool = False) -> list[KernelBuild]:
-    return build.prepare(matrix.select(shipped(), names or (GOOD, OTHER)), paths, "cu12", force)
+    return build.prepare(matrix.select_plans(shipped(), names or (GOOD, OTHER)), paths, "cu12", force)
 
 
 def run(paths: Paths, *names: str, force: bool = False, keep_going: bool = False) -> Report:
@@ -169,7 +187,7 @@ def test_a_compiler_of_another_toolchain_is_the_machines_fault(fake: FakeCompile
     with pytest.raises(MachineError, match="toolchain cu12 is asked for, and the kernel compiler loaded its cu13"):
         run(paths, GOOD)
     with pytest.raises(MachineError, match="toolchain cu13 is asked for"):
-        build.run(build.prepare(matrix.select(shipped(), (OTHER,)), paths, "cu13"), paths, "cu13")
+        build.run(build.prepare(matrix.select_plans(shipped(), (OTHER,)), paths, "cu13"), paths, "cu13")
 
 
 def test_a_compiler_that_cannot_be_loaded_is_the_machines_fault(fake: FakeCompiler, paths: Paths) -> None:
@@ -206,3 +224,56 @@ def test_builds_that_share_nothing_are_equal(tmp_path: Path, monkeypatch: pytest
 
 def test_worker_modules_load_no_compiler_by_themselves() -> None:
     assert not hasattr(worker, "cutlass")
+
+
+# --- several plans of a variant
+
+
+def test_all_plans_of_a_variant_are_built_into_the_bundle(paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the real compiler: a plan's name is its symbol."""
+    use_further_rules(monkeypatch, paths.store.parents[1])
+    report = run(paths, GOOD)
+    assert statuses(report.kernels) == {FURTHER: ("compiled", "new"), GOOD: ("compiled", "new")}
+    manifest = manifest_from_json(json.loads((paths.bundle / "manifest.json").read_text()))
+    general, further = manifest.kernels
+    assert (general.name, general.when, general.priority) == (GOOD, None, 1)
+    assert (further.name, further.when, further.priority) == (FURTHER, Bounds.of({"max_seqlen_k": 2047}), 0)
+    assert further.symbol == f"{FURTHER}_0"
+    assert f"{FURTHER}_0".encode() in (paths.bundle / further.cubin).read_bytes()
+
+    use_further_rules(monkeypatch, paths.store.parents[1], FURTHER_RULES.replace("2047", "511"))
+    moved = run(paths, GOOD)
+    assert moved.count(Status.UP_TO_DATE) == 2  # bounds are the dispatch's business
+    after = manifest_from_json(json.loads((paths.bundle / "manifest.json").read_text()))
+    assert [entry.cubin_sha256 for entry in after.kernels] == [entry.cubin_sha256 for entry in manifest.kernels]
+    assert after.kernels[1].when == Bounds.of({"max_seqlen_k": 511})
+
+
+@pytest.mark.parametrize(
+    ("failing", "kept"),
+    [(GOOD, [OTHER, f"{OTHER}__n64"]), (FURTHER, [OTHER, f"{OTHER}__n64", GOOD])],
+)
+def test_a_general_plan_that_fails_takes_the_others_with_it(
+    paths: Paths, monkeypatch: pytest.MonkeyPatch, failing: str, kept: list[str]
+) -> None:
+    use_further_rules(monkeypatch, paths.store.parents[1])
+    builds = prepare(paths)
+    for kernel in builds:
+        fails = kernel.name == failing
+        kernel.status = Status.FAILED if fails else Status.UP_TO_DATE
+        kernel.stored = None if fails else StoredObject("", paths.store, {})
+    bundled: list[str] = []
+    monkeypatch.setattr(build, "_bundle", lambda kernels, *_: bundled.extend(kernel.name for kernel in kernels))
+    build.run(builds, paths, "cu12", keep_going=True)
+    assert sorted(bundled) == kept
+
+
+def test_one_plan_alone_makes_no_bundle(fake: FakeCompiler, paths: Paths, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_further_rules(monkeypatch, paths.store.parents[1])
+    (kernel,) = prepare(paths, FURTHER)
+    kernel.status = Status.UP_TO_DATE
+    kernel.stored = StoredObject("", paths.store, {"cuda_version": "12.9"})
+    kernel.resources = Resources(1, 1, 1, 0, 0, 1, ())
+    monkeypatch.setattr(StoredObject, "read", lambda *_: b"cubin")
+    with pytest.raises(BundleError, match=r"no kernel serves other calls.*\n.*all plans of a variant together"):
+        build.run([kernel], paths, "cu12")

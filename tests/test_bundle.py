@@ -17,8 +17,8 @@ from fa3gen.bundle import BuiltKernel, BundleError
 from fa3gen.compile import Resources
 from fa3gen.digest import sha256
 from fa3gen.errors import UsageError
-from fa3gen.model import ForwardPlan
-from tests.built_kernels import REPO, built, plans, report
+from fa3gen.model import ForwardPlan, suffix
+from tests.built_kernels import REPO, built, plan_of, plans, report
 
 TOOLCHAIN = {"toolchain": "cu12", "cuda": "12.9", "nvidia-cutlass-dsl": "4.8.1"}
 RESOURCES = Resources(168, 384, 196784, 0, 0, 49280, ("C7519",))
@@ -41,7 +41,7 @@ def test_the_manifest_says_everything(tmp_path: Path) -> None:
     kernels = [fake(plan) for plan in plans()]
     written = write(tmp_path / "b", kernels)
     assert written.changed
-    assert written.kernels == 12
+    assert written.kernels == len(plans())
     content = files(written.path)
     assert written.size == sum(map(len, content.values()))
     manifest = contract.manifest_from_json(json.loads(content["manifest.json"]))
@@ -127,13 +127,73 @@ def test_kernels_that_answer_the_same_calls_are_refused(monkeypatch: pytest.Monk
         bundle.make_manifest([fake(first), fake(second)], TOOLCHAIN)
 
 
+def further(changes: dict[str, Any], when: dict[str, int], priority: int = 0) -> ForwardPlan:
+    """A further plan of the first kernel's variant."""
+    general = plan_of()
+    plan = replace(general, **changes)
+    bounds = contract.Bounds.of(when)
+    return replace(plan, when=bounds, priority=priority, suffix=suffix(plan, general))
+
+
+SMALL = further({"tile_n": 64}, {"max_seqlen_k": 2047})
+WIDE = further({"stages": 2}, {"max_seqlen_k": 4095, "min_batch": 2}, 1)
+GENERAL = replace(plan_of(), priority=2)
+
+
+def test_several_plans_of_a_variant(tmp_path: Path) -> None:
+    kernels = [fake(plan) for plan in (GENERAL, WIDE, SMALL, plan_of("fwd_bf16_d64_causal_sm90a"))]
+    written = write(tmp_path / "b", kernels)
+    manifest = contract.manifest_from_json(json.loads((written.path / "manifest.json").read_text()))
+    assert manifest == bundle.make_manifest(kernels[::-1], TOOLCHAIN)
+    by_name = {entry.name: entry for entry in manifest.kernels}
+    assert [*by_name] == [
+        "fwd_bf16_d64_causal_sm90a",
+        "fwd_bf16_d64_full_sm90a",
+        "fwd_bf16_d64_full_sm90a__n64",
+        "fwd_bf16_d64_full_sm90a__s2",
+    ]
+    for plan in (GENERAL, WIDE, SMALL):
+        entry = by_name[plan.name]
+        assert (entry.when, entry.priority) == (plan.when, plan.priority)
+        assert (entry.symbol, entry.cubin) == (f"{plan.name}_0", f"cubins/{plan.name}.cubin")
+        assert (written.path / entry.cubin).read_bytes() == f"cubin of {plan.name}".encode()
+        assert entry.plan["tile_n"] == plan.tile_n
+        assert "when" not in entry.plan
+    order = contract.plans_by_key(manifest.kernels)[by_name[SMALL.name].key]
+    assert [entry.name for entry in order] == [SMALL.name, WIDE.name, GENERAL.name]
+
+
+def test_bounds_change_the_manifest_alone(tmp_path: Path) -> None:
+    moved = replace(SMALL, when=contract.Bounds.of({"max_seqlen_k": 511}))
+    before = files(write(tmp_path / "a", [fake(SMALL), fake(GENERAL)]).path)
+    after = files(write(tmp_path / "b", [fake(moved), fake(GENERAL)]).path)
+    assert [name for name in before if before[name] != after[name]] == ["manifest.json"]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        ([SMALL], "kernel fwd_bf16_d64_full_sm90a__n64 serves seqlen_k <= 2047, and no kernel serves other calls"),
+        ([SMALL, replace(WIDE, priority=0), GENERAL], "answer the same calls"),
+        ([SMALL, replace(GENERAL, priority=0)], "answer the same calls"),
+        ([WIDE, replace(SMALL, priority=5), GENERAL], "fwd_bf16_d64_full_sm90a and .* answer the same calls"),
+        ([SMALL, further({"stages": 2}, {"max_seqlen_k": 99}, 1), GENERAL], "__s2 is never reached"),
+        ([SMALL, further({"stages": 2}, {"min_seqlen_k": 99}, 1), GENERAL], "fwd_bf16_d64_full_sm90a is never reached"),
+    ],
+)
+def test_plans_that_make_no_dispatch_are_refused(chosen: list[ForwardPlan], message: str) -> None:
+    with pytest.raises(BundleError, match=message):
+        bundle.make_manifest([fake(plan) for plan in chosen], TOOLCHAIN)
+
+
 def test_a_bundle_of_nothing_is_refused() -> None:
     with pytest.raises(BundleError, match="of one architecture, not of none"):
         bundle.make_manifest([], TOOLCHAIN)
 
 
 def test_each_variant_has_a_key_of_its_own() -> None:
-    assert len({bundle.dispatch_key(plan.variant) for plan in plans()}) == len(plans())
+    variants = {plan.variant for plan in plans()}
+    assert len({bundle.dispatch_key(variant) for variant in variants}) == len(variants)
 
 
 def test_evidence_counts_for_the_very_cubin_only() -> None:

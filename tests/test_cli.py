@@ -20,7 +20,18 @@ from fa3gen.build import Paths
 from fa3gen.cli import COMMANDS, cli, main
 from fa3gen.errors import CODES
 from fa3gen.worker import Failed, Job
-from tests.built_kernels import CONFIG, NAME, REPO, built, plan_of, shipped
+from tests.built_kernels import (
+    CONFIG,
+    FURTHER,
+    NAME,
+    REPO,
+    built,
+    plan_of,
+    plans,
+    shipped,
+    use_further_rules,
+    use_general_rules,
+)
 from tests.test_build import compiled
 
 OTHER = "fwd_bf16_d64_causal_sm90a"
@@ -63,6 +74,7 @@ class Shell:
 
 @pytest.fixture
 def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
+    use_general_rules(monkeypatch)
     built()  # which compiles what the store lacks: with the real compiler, so before it is replaced
     monkeypatch.chdir(tmp_path)
     Path("variants.yaml").write_text(CONFIG.read_text())
@@ -123,7 +135,7 @@ def test_the_module_is_a_program() -> None:
         text=True,
         check=True,
     )
-    assert done.stdout.split() == list(shipped().names)
+    assert done.stdout.split() == [plan.name for plan in plans()]
 
 
 def test_wrong_usage(shell: Shell) -> None:
@@ -165,7 +177,7 @@ def test_list(shell: Shell) -> None:
     assert result.code == 0
     assert result.err == ""
     header, *rows = result.out.splitlines()
-    assert header.split() == ["NAME", "PLAN", "REGISTERS", "SMEM", "BUILT", "VERIFIED"]
+    assert header.split() == ["NAME", "WHEN", "PLAN", "REGISTERS", "SMEM", "BUILT", "VERIFIED"]
     assert [row.split()[0] for row in rows] == list(shipped().names)
     assert all(row.endswith("no      no") or row.split()[-2:] == ["no", "no"] for row in rows)
 
@@ -398,6 +410,65 @@ def test_inspect_wants_one_kernel(shell: Shell) -> None:
     result = shell("inspect", "*d64*")
     assert result.code == 2
     assert "selects 4 kernels" in result.err
+
+
+# ---------------------------------------------------------------------------------------- several plans of a variant
+
+
+@pytest.fixture
+def several(shell: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Shell:
+    use_further_rules(monkeypatch, tmp_path)
+    return shell
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"), [(NAME, [FURTHER, NAME]), ("*_d64_full_sm90a__n*", [FURTHER]), (FURTHER, [FURTHER])]
+)
+def test_names_of_variants_and_of_plans_select(several: Shell, pattern: str, names: list[str]) -> None:
+    found = several("list", "--names", pattern).out.split()
+    assert [name for name in found if "bf16" in name] == names
+    assert [row["name"] for row in several.json("build", pattern, "--dry-run") if "bf16" in row["name"]] == names
+
+
+def test_a_wrong_plan_is_guessed(several: Shell) -> None:
+    result = several("list", f"{NAME}__n46")
+    assert result.code == 2
+    assert FURTHER in result.err
+
+
+def test_list_shows_bounds(several: Shell) -> None:
+    further, general = several.json("list", NAME)
+    assert (further["name"], further["when"], further["plan"]["tile_n"]) == (FURTHER, {"max_seqlen_k": 2047}, 64)
+    assert (general["name"], general["when"], general["plan"]["tile_n"]) == (NAME, None, 128)
+    assert not {"bounds", "summary"} & further.keys()
+    _, *rows = several("list", NAME).out.splitlines()
+    assert rows[0].split("  ")[1] == "seqlen_k <= 2047"
+    assert rows[1].split()[1] == "-"
+
+
+def test_inspect_shows_one_of_several_plans(several: Shell) -> None:
+    result = several("inspect", NAME)
+    assert f"when  no other plan fits\nplans {FURTHER}, {NAME}: a call takes the first that it fits" in result.out
+    result = several("inspect", FURTHER)
+    assert "when  seqlen_k <= 2047" in result.out
+    assert "tile_n 64: quicker there (2026-01-31)" in result.out
+    document = several.json("inspect", FURTHER)
+    assert (document["when"], document["plans"]) == ({"max_seqlen_k": 2047}, [FURTHER, NAME])
+    result = several("inspect", f"{NAME}*")
+    assert result.code == 2
+    assert f"selects 2 kernels: {FURTHER}, {NAME}" in result.err
+    assert "when" not in several("inspect", "fwd_bf16_d128_full_sm90a").out
+
+
+def test_render_of_several_plans(several: Shell) -> None:
+    assert several("render", FURTHER, "--stdout").out.startswith(f"# {FURTHER}: rendered by")
+    assert f'\nNAME = "{FURTHER}"\n' in several("render", FURTHER, "--stdout").out
+    assert several("render", NAME, "--out", "elsewhere").code == 0
+    assert sorted(path.stem for path in Path("elsewhere/sm90a").iterdir()) == [NAME, FURTHER]
+    assert several("render").code == 0
+    committed = {path.stem for path in Path("generated/sm90a").iterdir()}
+    assert committed >= {*shipped().presets["witness"], FURTHER}
+    assert several("render", "--check").code == 0
 
 
 def test_paths_lie_under_the_build_folder() -> None:

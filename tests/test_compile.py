@@ -19,7 +19,7 @@ from fa3gen import abi, sass, toolchain, witness, worker
 from fa3gen import compile as compiler
 from fa3gen.digest import canonical, sha256
 from fa3gen.errors import Fa3genError, MachineError
-from fa3gen.model import Arch, ForwardPlan
+from fa3gen.model import Arch, Bounds, ForwardPlan
 from fa3gen.plan import resolve
 from fa3gen.render import render
 from fa3gen.witness import Trace, TracedParam
@@ -313,6 +313,18 @@ def test_the_toolchain_is_what_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> 
     assert message is not None
     assert "loaded its cu13 libraries (CUDA 13.4); uninstall nvidia-cutlass-dsl-libs-cu13" in message
     assert toolchain.record("cu12", "12.9") == {"toolchain": "cu12", "cuda": "12.9", **found}
+
+
+def test_a_digest_covers_no_bounds() -> None:
+    """A change of `when` is one of the dispatch: what was compiled and verified stays so."""
+    plan = resolve(plan_of().variant, {"tile_n": 64})
+
+    def digest(plan: ForwardPlan) -> str:
+        return sha256(canonical(compiler.digest_inputs(plan, render(plan), "cu12")).encode())
+
+    bounded = replace(plan, when=Bounds.of({"max_seqlen_k": 2047}), priority=1)
+    assert digest(bounded) == digest(plan)
+    assert digest(replace(plan, suffix="")) != digest(plan)
 
 
 def test_a_digest_covers_everything(monkeypatch: pytest.MonkeyPatch) -> None:

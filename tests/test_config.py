@@ -215,6 +215,109 @@ BAD_RULES: dict[str, tuple[str, list[Problem]]] = {
         RULES + MATCH.replace("128", "96") + "    tile_n: 96\n",
         [("P004", 3, 5, "the rule is never reached: no family supports what it matches")],
     ),
+    "unknown bound": (
+        RULES + MATCH + "    when: {max_seqlenk: 9, max_tiles: 3}\n    tile_n: 96\n",
+        [
+            ("C004", 6, 12, "when has no key 'max_seqlenk'"),
+            ("C004", 6, 28, "when has no key 'max_tiles'"),
+        ],
+    ),
+    "bounds that are no mapping": (
+        RULES + MATCH + "    when: 9\n    tile_n: 96\n",
+        [("C005", 6, 11, "when must be a mapping, not a single value")],
+    ),
+    "bound that is no number": (
+        RULES + MATCH + "    when: {max_batch: -1, min_batch: 4}\n    tile_n: 96\n",
+        [("C006", 6, 23, "max_batch has no value '-1'")],
+    ),
+    "bounds that no call fits": (
+        RULES + MATCH + "    when: {min_batch: 3, max_batch: 2, max_heads_k: 1}\n    tile_n: 96\n",
+        [("P007", 6, 37, "no call fits: min_batch 3 is above max_batch 2")],
+    ),
+    "bounds that every call fits": (
+        RULES + MATCH + "    when: {}\n    tile_n: 96\n" + MATCH + "    when: {min_batch: 0}\n    tile_n: 80\n",
+        [("P007", 6, 11, "every call fits this `when`"), ("P007", 11, 11, "every call fits this `when`")],
+    ),
+    "bounds but no field": (
+        RULES + MATCH + "    when: {max_batch: 2}\n",
+        [("C007", 3, 5, "the rule sets no plan field")],
+    ),
+    "same match and bounds": (
+        RULES + 2 * (MATCH + "    when: {max_batch: 2}\n    tile_n: 96\n"),
+        [("P003", 8, 5, "the rule matches the same as the one at line 3")],
+    ),
+    "bounds behind the general plan": (
+        RULES + MATCH + "    tile_n: 96\n" + MATCH + "    when: {max_batch: 2}\n    tile_n: 80\n",
+        [("P004", 7, 5, "the rule is never reached: earlier rules take all that it matches")],
+    ),
+    "bounds within those above": (
+        RULES
+        + MATCH
+        + "    when: {max_batch: 2}\n    tile_n: 96\n"
+        + MATCH.replace("128}", "128, mask: full}")
+        + "    when: {max_batch: 2, min_seqlen_q: 5}\n    tile_n: 80\n",
+        [("P004", 8, 5, "the rule is never reached: earlier rules take all that it matches")],
+    ),
+    "bounds within those above together": (
+        RULES
+        + MATCH
+        + "    when: {max_seqlen_k: 99}\n    tile_n: 96\n"
+        + MATCH
+        + "    when: {min_seqlen_k: 100, max_seqlen_k: 300}\n    tile_n: 80\n"
+        + MATCH
+        + "    when: {min_seqlen_k: 50, max_seqlen_k: 300}\n    tile_n: 64\n",
+        [("P004", 13, 5, "the rule is never reached: earlier rules take all that it matches")],
+    ),
+    "bounds that leave the rule below nothing": (
+        RULES
+        + MATCH
+        + "    when: {max_batch: 2}\n    tile_n: 96\n"
+        + MATCH
+        + "    when: {min_batch: 3}\n    tile_n: 80\n"
+        + MATCH
+        + "    tile_n: 64\n",
+        [("P004", 13, 5, "the rule is never reached: earlier rules take all that it matches")],
+    ),
+    "bounds that leave the default nothing": (
+        RULES
+        + MATCH
+        + "    when: {max_batch: 2}\n    tile_n: 96\n"
+        + MATCH
+        + "    when: {min_batch: 3}\n    tile_n: 80\n",
+        [
+            (
+                "P004",
+                8,
+                5,
+                "fwd_bf16_d128_full_sm90a: with this rule the family's default, its general plan, is never reached",
+            )
+        ],
+    ),
+    "one plan twice": (
+        RULES
+        + MATCH
+        + "    when: {max_batch: 2}\n    tile_n: 96\n"
+        + MATCH
+        + "    when: {max_batch: 4}\n    tile_n: 80\n"
+        + MATCH.replace("128}", "128, mask: causal}")
+        + "    tile_n: 96\n",
+        [("P008", 13, 5, f"{D128}: the plan is the same as that of the rule at line 3")],
+    ),
+    "the default again": (
+        RULES + MATCH + "    when: {max_batch: 2}\n    tile_n: 128\n",
+        [("P008", 3, 5, "fwd_bf16_d128_full_sm90a: the plan is the same as the family's default, the general plan")],
+    ),
+    "illegal further plan": (
+        RULES + MATCH + "    when: {max_batch: 2}\n    tile_n: 120\n" + MATCH + "    tile_n: 96\n",
+        [
+            (
+                "P005",
+                3,
+                5,
+                "fwd_bf16_d128_full_sm90a: tile_n 120: a multiple of 16 (PV's depth) from 16 to 256 (QK's columns)",
+            )
+        ],
+    ),
     "illegal plan": (
         RULES + MATCH + "    stages: 3\n",
         [
@@ -424,3 +527,9 @@ def test_plain_error_ends_in_its_next_step() -> None:
     error = MachineError("no GPU", hint="run `fa3gen doctor`")
     assert str(error) == "no GPU\n  next: run `fa3gen doctor`"
     assert int(error.exit_code) == 3
+
+
+def test_a_misspelt_bound_is_guessed() -> None:
+    Path("sm90a.yaml").write_text(BAD_RULES["unknown bound"][0])
+    with pytest.raises(ConfigError, match="did you mean max_seqlen_k"):
+        plan.load_rules("sm90a.yaml")

@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
 from fa3.contract import (
+    BOUNDS,
     GRID_RULES,
     L2_SECTION_BYTES,
     SCHEMA,
+    UNBOUNDED,
+    Bounds,
+    Extents,
     Key,
     Launch,
     Manifest,
@@ -20,12 +25,16 @@ from fa3.contract import (
     ParamKind,
     Shapes,
     TensorMap,
+    covered,
     derive,
     grid,
     index_text,
     manifest_from_json,
     manifest_to_json,
+    plans_by_key,
 )
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.runtime_bundle import KEYS, entry
 
@@ -44,7 +53,8 @@ FULL = replace(
     resources={"registers": 168},
     verified={"device": "H200"},
 )
-MANIFEST = Manifest("sm90a", {"dsl": "4.8.1", "cuda": "12"}, (FULL, entry(KEYS[0])))
+SMALL = replace(entry(KEYS[0]), name="small", when=Bounds.of({"max_seqlen_k": 2047, "min_batch": 2}))
+MANIFEST = Manifest("sm90a", {"dsl": "4.8.1", "cuda": "12"}, (FULL, replace(entry(KEYS[0]), priority=1), SMALL))
 
 
 def document() -> Any:
@@ -118,6 +128,83 @@ def test_index_spells_empty_lists() -> None:
     text = index_text(Manifest("sm90a", {}, (replace(FULL, optional=(), key=KEYS[0]),)))
     assert "\noptional -\n" in text
     assert "\nkey fwd bf16 64 full dense -\n" in text
+
+
+def test_bounds_are_no_part_of_the_index() -> None:
+    """libfa3 finds kernels by name."""
+    manifest = Manifest("sm90a", {}, (SMALL,))
+    assert index_text(manifest) == index_text(Manifest("sm90a", {}, (replace(SMALL, when=None, priority=3),)))
+
+
+# --- bounds
+
+extents = st.integers(0, 4)
+sides = st.tuples(extents, st.one_of(extents, st.just(UNBOUNDED))).map(sorted)
+boxes = st.tuples(sides, sides, sides).map(
+    lambda s: Bounds(Extents(s[0][0], s[1][0], s[2][0], 0, 0), Extents(s[0][1], s[1][1], s[2][1], 9, 9))
+)
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ({}, ""),
+        ({"max_seqlen_k": 2047}, "seqlen_k <= 2047"),
+        ({"min_seqlen_k": 1024, "max_seqlen_k": 4096, "max_batch": 1}, "batch <= 1, 1024 <= seqlen_k <= 4096"),
+        ({"min_heads_q": 8, "max_heads_k": 0}, "8 <= heads_q, heads_k <= 0"),
+    ],
+)
+def test_bounds_as_text_and_as_json(values: dict[str, int], text: str) -> None:
+    bounds = Bounds.of(values)
+    assert str(bounds) == text
+    assert bounds.to_json() == values
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [({"max_tiles": 3}, "there is no bound 'max_tiles'"), ({"min_batch": 3, "max_batch": 2}, "min_batch 3 is above")],
+)
+def test_wrong_bounds(values: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Bounds.of(values)
+    damaged = document()
+    damaged["kernels"][2]["when"] = values
+    with pytest.raises(ManifestError, match="is damaged"):
+        manifest_from_json(damaged)
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_bounds_are_inclusive(name: str) -> None:
+    end, _, extent = name.partition("_")
+    at = Extents(7, 7, 7, 7, 7)
+    bounds = Bounds.of({name: 7})
+    assert bounds.fit(at)
+    assert bounds.fit(at._replace(**{extent: 6})) == (end == "max")
+    assert bounds.fit(at._replace(**{extent: 8})) == (end == "min")
+
+
+@given(boxes, st.lists(boxes, max_size=4))
+def test_covered_is_what_trying_every_call_says(bounds: Bounds, by: list[Bounds]) -> None:
+    calls = [Extents._make((*call, 0, 0)) for call in product((0, 1, 2, 3, 4, 5, UNBOUNDED), repeat=3)]
+    assert covered(bounds, by) == all(any(other.fit(call) for other in by) for call in calls if bounds.fit(call))
+
+
+def test_plans_are_in_the_order_of_their_priority() -> None:
+    general = replace(entry(KEYS[0]), priority=5)
+    first, second = (replace(SMALL, name=name, priority=p) for name, p in (("z", 1), ("a", 3)))
+    other = entry(KEYS[1])
+    expected = {KEYS[0]: (first, second, general), KEYS[1]: (other,)}
+    assert plans_by_key([general, second, other, first]) == expected
+
+
+def test_plans_that_leave_a_call_without_a_kernel_or_with_two_are_refused() -> None:
+    general = entry(KEYS[0])
+    with pytest.raises(ManifestError, match=f"kernels {general.name} and small answer the same calls"):
+        plans_by_key([general, SMALL])
+    with pytest.raises(ManifestError, match=f"kernels {general.name} and small answer the same calls"):
+        plans_by_key([general, replace(SMALL, priority=1)])
+    with pytest.raises(ManifestError, match="kernel small serves 2 <= batch, seqlen_k <= 2047, and no kernel serves"):
+        plans_by_key([SMALL])
 
 
 SHAPES = Shapes(batch=3, seqlen_q=129, seqlen_k=1000, heads_q=12, heads_k=4, head_dim=128, head_dim_v=64, tile_m=128)

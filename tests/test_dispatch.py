@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from fa3.contract import Key
+from fa3.contract import Extents, Key
 from fa3.runtime import dispatch
 from fa3.runtime.bundle import ARGUMENTS
 from fa3.runtime.errors import BundleError, VariantNotBuilt
@@ -14,7 +14,7 @@ from fa3gen.abi import signature
 from fa3gen.matrix import load
 from fa3gen.model import Variant, parse_name
 from fa3gen.plan import resolve
-from tests.runtime_bundle import ARCH, KEYS, entry
+from tests.runtime_bundle import ARCH, KEYS, entry, plans
 
 SHIPPED = Path(__file__).parents[1] / "variants.yaml"
 TABLE = dispatch.table(entry(key) for key in KEYS)
@@ -42,7 +42,7 @@ def test_every_cell_of_the_matrix_reaches_its_kernel() -> None:
     table = dispatch.table(entry(key_of(variant)) for variant in variants)
     assert len(table) == len(variants) > 0
     for variant in variants:
-        assert dispatch.lookup(table, key_of(variant), "bundle", ARCH).name == variant.name
+        assert [plan.name for plan in dispatch.lookup(table, key_of(variant), "bundle", ARCH)] == [variant.name]
 
 
 def test_launch_arguments_are_those_of_the_kernels() -> None:
@@ -53,8 +53,27 @@ def test_launch_arguments_are_those_of_the_kernels() -> None:
 
 
 def test_two_kernels_for_one_key_are_refused() -> None:
-    with pytest.raises(BundleError, match="have the same key fwd: dtype bf16, head_dim 64, mask full, layout dense"):
+    with pytest.raises(BundleError, match=r"kernels (\w+) and \1 answer the same calls"):
         dispatch.table([entry(KEYS[0]), entry(KEYS[1]), entry(KEYS[0], b"other")])
+
+
+def test_a_call_takes_the_first_plan_that_it_fits() -> None:
+    further = (("__n64", {"max_seqlen_k": 2047, "min_batch": 2}), ("__n96", {"max_seqlen_k": 4095}))
+    (plans_of_key,) = dispatch.table(plans(KEYS[0], further)[::-1]).values()
+
+    def chosen(batch: int, seqlen_k: int) -> str:
+        return dispatch.choose(plans_of_key, Extents(batch, 64, seqlen_k, 4, 4)).name.partition("__")[2]
+
+    assert [chosen(2, 2047), chosen(1, 2047), chosen(2, 2048)] == ["n64", "n96", "n96"]
+    assert [chosen(2, 4095), chosen(2, 4096), chosen(0, 0)] == ["n96", "", "n96"]
+
+
+def test_a_miss_names_general_plans_only() -> None:
+    table = dispatch.table([plan for key in KEYS for plan in plans(key, [("__n64", {"max_batch": 2})])])
+    with pytest.raises(VariantNotBuilt) as caught:
+        dispatch.lookup(table, KEYS[0]._replace(head_dim="96"), "bundle", ARCH)
+    assert not any("__" in name for name in caught.value.nearest)
+    assert "__" not in str(caught.value)
 
 
 def test_miss_is_a_not_implemented_error_and_a_runtime_error() -> None:

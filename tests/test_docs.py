@@ -18,6 +18,7 @@ from click.testing import CliRunner
 from fa3gen import docs, evidence, matrix
 from fa3gen.cli import COMMANDS, cli
 from fa3gen.errors import Fa3genError
+from tests.built_kernels import FURTHER, NAME, use_further_rules
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
@@ -141,13 +142,21 @@ def test_table_of_kernels_is_current() -> None:
 
 def test_table_of_kernels_names_each_kernel_and_its_evidence(tmp_path: Path) -> None:
     (tmp_path / "variants.yaml").write_bytes((ROOT / "variants.yaml").read_bytes())
-    names = matrix.load(ROOT / "variants.yaml").names
+    names = [plan.name for plan in matrix.select_plans(matrix.load(ROOT / "variants.yaml"))]
     record = {"kernel": names[0], "cubin_sha256": "0", "cases": [], "device": "some GPU", "date": "2001-02-03"}
     evidence.write(tmp_path / "tests" / "evidence", "sm90a", {names[0]: {"schema": evidence.SCHEMA, **record}})
     rows = docs.kernel_table(tmp_path).splitlines()[2:]
-    assert [row.split("`")[1] for row in rows] == list(names)
+    assert [row.split("`")[1] for row in rows] == names
     assert rows[0].endswith("| some GPU, 2001-02-03 |")
     assert all(row.endswith("| no |") for row in rows[1:])
+
+
+def test_table_of_kernels_shows_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_further_rules(monkeypatch, tmp_path)
+    (tmp_path / "variants.yaml").write_bytes((ROOT / "variants.yaml").read_bytes())
+    rows = {row.split("`")[1]: row.split(" | ")[1] for row in docs.kernel_table(tmp_path).splitlines()[2:]}
+    assert (rows[FURTHER], rows[NAME]) == ("seqlen_k <= 2047", "all others")
+    assert rows["fwd_bf16_d128_full_sm90a"] == "all"
 
 
 def test_table_goes_between_the_markers() -> None:

@@ -17,6 +17,8 @@ from fa3gen.families import FAMILIES
 from fa3gen.features import FEATURES, Feature, parse_features
 from fa3gen.matrix import load
 from fa3gen.model import (
+    PLAN_FIELDS,
+    SPELLINGS,
     Arch,
     DType,
     Family,
@@ -25,8 +27,12 @@ from fa3gen.model import (
     Layout,
     Location,
     Mask,
+    Scheduler,
+    Softmax,
     Variant,
     parse_name,
+    parse_suffix,
+    suffix,
 )
 from fa3gen.plan import resolve
 
@@ -135,7 +141,7 @@ def test_every_field_of_a_variant_shows_in_its_name(field: str) -> None:
             assert replace(variant, **{field: value}).name != variant.name
 
 
-@pytest.mark.parametrize("field", [f.name for f in fields(ForwardPlan) if f.name != "variant"])
+@pytest.mark.parametrize("field", [*PLAN_FIELDS, "reasons"])
 def test_every_field_of_a_plan_shows_in_its_record(field: str) -> None:
     for variant in _shipped():
         plan = resolve(variant)
@@ -145,6 +151,67 @@ def test_every_field_of_a_plan_shows_in_its_record(field: str) -> None:
 
 def test_plan_bears_the_variant_s_name() -> None:
     assert [resolve(variant).name for variant in _shipped()] == [variant.name for variant in _shipped()]
+
+
+# --- names of further plans
+
+
+def _candidates(general: ForwardPlan) -> st.SearchStrategy[ForwardPlan]:
+    """Plans that differ from ``general`` in any fields, legal or not."""
+    values: dict[str, st.SearchStrategy[Any]] = {
+        name: st.sampled_from([*kind]) if issubclass(kind, Enum) else st.booleans() if kind is bool else st.integers(0)
+        for name, kind in PLAN_FIELDS.items()
+    }
+    return st.fixed_dictionaries({}, optional=values).map(lambda changes: replace(general, **changes))
+
+
+GENERAL = resolve(parse_name("fwd_bf16_d64_full_sm90a"))
+candidates = _candidates(GENERAL)
+
+
+def test_every_field_of_a_plan_has_a_spelling() -> None:
+    assert [*SPELLINGS] == [*PLAN_FIELDS], "say in SPELLINGS how names spell the new field"
+    for name, kind in PLAN_FIELDS.items():
+        assert isinstance(SPELLINGS[name], tuple) == (kind is bool)
+
+
+@given(candidates)
+def test_a_plan_s_name_gives_its_variant_and_its_fields_back(plan: ForwardPlan) -> None:
+    named = replace(plan, suffix=suffix(plan, GENERAL))
+    assert parse_name(named.name) == GENERAL.variant
+    assert named.name.isidentifier()
+    assert named.name.isascii()
+    changes = parse_suffix(named.suffix) if named.suffix else {}
+    assert replace(GENERAL, **changes) == plan
+    assert all(getattr(GENERAL, name) != value for name, value in changes.items())
+
+
+@given(candidates, candidates)
+def test_plans_of_a_variant_have_names_of_their_own(one: ForwardPlan, other: ForwardPlan) -> None:
+    assert (suffix(one, GENERAL) == suffix(other, GENERAL)) == (one == other)
+
+
+@pytest.mark.parametrize("field", PLAN_FIELDS)
+def test_every_field_of_a_plan_shows_in_the_name_of_a_further_one(field: str) -> None:
+    for value in _changed(getattr(GENERAL, field)):
+        assert suffix(replace(GENERAL, **{field: value}), GENERAL)
+
+
+def test_spelling_of_further_plans() -> None:
+    changes: dict[str, Any] = {"tile_m": 256, "tile_n": 64, "stages": 4}
+    assert suffix(replace(GENERAL, **changes), GENERAL) == "__m256n64s4"
+    changes |= {"q_stages": 1, "producer_regs": 24, "consumer_regs": 112, "softmax": Softmax.EXACT}
+    assert suffix(replace(GENERAL, **changes), GENERAL) == "__m256n64s4_q1_pr24_cr112_exact"
+    assert suffix(replace(GENERAL, scheduler=Scheduler.STATIC, pin_pv_wait=False), GENERAL) == "__static_nopin"
+    assert suffix(GENERAL, GENERAL) == ""
+
+
+@pytest.mark.parametrize(
+    "end", ["__", "__m", "__m064", "__n64m256", "___q1", "__m256_n64", "__q1m256", "__x3", "__m256__n64", "__m256_0"]
+)
+def test_what_ends_no_name(end: str) -> None:
+    with pytest.raises(ValueError, match="is not"):
+        parse_name(f"fwd_bf16_d64_full_sm90a{end}")
 
 
 def test_features_are_put_in_registry_order() -> None:

@@ -362,7 +362,9 @@ def test_a_cubin_that_was_not_copied_whole(library: Library, tmp_path: Path) -> 
 def test_an_index_of_another_schema(library: Library, tmp_path: Path) -> None:
     index = support.write_bundle(tmp_path) / INDEX
     index.write_text(index.read_text().replace(f"fa3-index {contract.SCHEMA}", "fa3-index 77"))
-    with pytest.raises(LaunchError, match="has schema 77, this libfa3 reads schema 1: rebuild the bundle"):
+    with pytest.raises(
+        LaunchError, match=f"has schema 77, this libfa3 reads schema {contract.SCHEMA}: rebuild the bundle"
+    ):
         library.open(tmp_path)
 
 

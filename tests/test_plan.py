@@ -13,7 +13,7 @@ from fa3gen.axes import spelled
 from fa3gen.errors import PlanError
 from fa3gen.families import FAMILIES
 from fa3gen.model import Arch, HeadDim, Variant, parse_name
-from fa3gen.plan import PLAN_FIELDS, ForwardPlan, Scheduler, Softmax, load_rules, resolve, shipped_rules
+from fa3gen.plan import PLAN_FIELDS, ForwardPlan, Scheduler, Softmax, load_rules, resolve, resolve_all, shipped_rules
 
 SUPPORTED = [variant for family in FAMILIES.values() for variant in family.variants(Arch.SM90A)]
 D64, D128, D256 = (parse_name(f"fwd_bf16_d{d}_full_sm90a") for d in (64, 128, 256))
@@ -33,7 +33,7 @@ def _rules(tmp_path: Path, text: str) -> Any:
 
 @pytest.mark.parametrize("variant", SUPPORTED, ids=lambda variant: variant.name)
 def test_plans_are_legal_and_say_why(variant: Variant) -> None:
-    for plan in (_default(variant), resolve(variant)):
+    for plan in (_default(variant), *resolve_all(variant)):
         assert sm90.check(plan) == []
         reasons = dict(reason.split(": ", 1) for reason in plan.reasons)
         assert set(reasons) == {f"{name} {spelled(getattr(plan, name))}" for name in PLAN_FIELDS}
@@ -195,3 +195,57 @@ def test_shipped_rules_load(arch: Arch) -> None:
     for rule in shipped_rules(arch):
         assert rule.figure
         assert rule.values
+
+
+# --- several plans of a variant
+
+SEVERAL = (
+    "  - match: {family: fwd, head_dim: 128, mask: causal}\n"
+    f"    when: {{min_seqlen_k: 1024, max_seqlen_q: 4096}}\n    tile_n: 96\n{FIGURE}"
+    f"  - match: {{family: fwd, head_dim: 128}}\n    when: {{max_seqlen_k: 2047}}\n    tile_n: 80\n{FIGURE}"
+    f"  - match: {{family: fwd, head_dim: [64, 128]}}\n    softmax: lazy\n{FIGURE}"
+    f"  - match: {{family: fwd, head_dim: 256}}\n    when: {{max_batch: 1}}\n    softmax: lazy\n{FIGURE}"
+)
+
+
+def test_plans_come_in_the_order_of_dispatch_and_the_last_is_general(tmp_path: Path) -> None:
+    rules = _rules(tmp_path, SEVERAL)
+    causal = parse_name("fwd_bf16_d128_causal_sm90a")
+    plans = resolve_all(causal, rules=rules)
+    assert [plan.name for plan in plans] == [
+        "fwd_bf16_d128_causal_sm90a__n96_exact",
+        "fwd_bf16_d128_causal_sm90a__n80_exact",
+        "fwd_bf16_d128_causal_sm90a",
+    ]
+    assert [plan.when and plan.when.to_json() for plan in plans] == [
+        {"min_seqlen_k": 1024, "max_seqlen_q": 4096},
+        {"max_seqlen_k": 2047},
+        None,
+    ]
+    assert [plan.priority for plan in plans] == [0, 1, 2]
+    assert "tile_n 96: 650 TFLOP/s (2026-01-31)" in plans[0].reasons
+    assert len(resolve_all(D128, rules=rules)) == 2
+    assert resolve_all(D64, rules=rules) == (resolve(D64, rules=rules),)
+    for variant in (causal, D64, D128, D256):
+        assert resolve_all(variant, rules=rules)[-1] == resolve(variant, rules=rules)
+        assert resolve(variant, rules=rules).when is None
+
+
+def test_the_general_plan_is_the_default_where_every_rule_has_bounds(tmp_path: Path) -> None:
+    further, general = resolve_all(D256, rules=_rules(tmp_path, SEVERAL))
+    assert (further.softmax, further.name) == (Softmax.LAZY, "fwd_bf16_d256_full_sm90a__lazy")
+    assert replace(general, priority=0) == _default(D256)
+
+
+def test_overrides_are_of_the_general_plan_and_named(tmp_path: Path) -> None:
+    plan = resolve(D128, {"tile_n": 96, "softmax": "lazy"}, rules=_rules(tmp_path, SEVERAL))
+    assert (plan.name, plan.when) == ("fwd_bf16_d128_full_sm90a__n96", None)
+    assert resolve(D128, {"tile_n": 128}).name == D128.name
+
+
+@pytest.mark.parametrize("variant", SUPPORTED, ids=lambda variant: variant.name)
+def test_shipped_plans_differ_and_the_last_has_no_bounds(variant: Variant) -> None:
+    plans = resolve_all(variant)
+    assert len({plan.name for plan in plans}) == len(plans)
+    assert [plan.when is None for plan in plans] == [False] * (len(plans) - 1) + [True]
+    assert plans[-1].name == variant.name

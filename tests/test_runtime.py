@@ -138,6 +138,98 @@ def test_gqa_ratios(cold_and_warm: str, heads: tuple[int, int]) -> None:
     assert torch.equal(attention(q, k, v, causal=True), reference.attention(q, k, v, causal=True))
 
 
+# several plans of a variant
+
+FURTHER = (("__n64", {"max_seqlen_k": 7, "min_batch": 2}), ("__n96", {"max_seqlen_q": 5, "max_heads_k": 1}))
+
+
+@pytest.fixture
+def several(tmp_path: Path, native: FakeLauncher) -> Bundle:
+    write_bundle(tmp_path / "several", [Key("fwd", "bf16", "64", "causal", "dense")], FURTHER)
+    return load_bundle(tmp_path / "several")
+
+
+PLAN_CALLS = [
+    ((2, 5, 7, 4, 2), "n64"),
+    ((2, 900, 7, 4, 2), "n64"),
+    ((2, 5, 8, 4, 2), ""),
+    ((1, 5, 7, 4, 2), ""),
+    ((1, 5, 7, 4, 1), "n96"),
+    ((1, 6, 7, 4, 1), ""),
+    ((2, 0, 7, 4, 2), "n64"),
+    ((2, 5, 0, 4, 1), "n64"),
+]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_extents_choose_the_plan(native: FakeLauncher, several: Bundle, order: int) -> None:
+    for _ in range(2):
+        native.calls.clear()
+        for extents, plan in PLAN_CALLS[::order]:
+            q, k, v = inputs(*extents)
+            out, lse = attention(q, k, v, causal=True, return_lse=True)
+            expected = reference.attention(q, k, v, causal=True, return_lse=True)
+            assert torch.equal(out, expected[0])
+            assert torch.equal(lse, expected[1])
+            assert native.calls[-1].kernel.partition("__")[2] == plan
+    assert len(native.loads) == 3  # all at the first call, so that none waits later
+    assert (len(several.choices), len(several.ready)) == (1, 0)
+
+
+def test_every_way_of_calling_chooses_the_plan(native: FakeLauncher, several: Bundle) -> None:
+    class Watched(torch.Tensor):
+        pass
+
+    for extents, plan in PLAN_CALLS:
+        q, k, v = inputs(*extents)
+        native.calls.clear()
+        attention(q, k, v, causal=True, out=torch.empty_like(q))
+        attention(q.as_subclass(Watched), k, v, causal=True)
+        torch.ops.fa3.attention(q, k, v, True, None, 0, "")
+        torch.ops.fa3.attention_out(q, k, v, torch.empty_like(q), None, True, None, 0, several.name)
+        assert {call.kernel.partition("__")[2] for call in native.calls} == {plan}
+        assert len(native.calls) == 4
+
+
+def test_one_compiled_program_chooses_in_each_call(native: FakeLauncher, several: Bundle) -> None:
+    torch._dynamo.reset()
+    frames = []
+
+    def backend(module: torch.fx.GraphModule, _examples: Any) -> Callable[..., Any]:
+        frames.append(module)
+        return module.forward
+
+    compiled = torch.compile(lambda q, k, v: attention(q, k, v, causal=True), backend=backend, dynamic=True)
+    for seqlens, plan in (((5, 7), "n64"), ((6, 8), ""), ((9, 7), "n64")):
+        compiled(*inputs(2, *seqlens))
+        assert native.calls[-1].kernel.partition("__")[2] == plan
+    assert len(frames) == 1  # the extents are not held against bounds while tracing
+
+
+@pytest.mark.parametrize("name", ["__n64", "__n96", ""])
+def test_one_plan_alone_takes_every_call(native: FakeLauncher, several: Bundle, name: str) -> None:
+    kernel = f"fwd_bf16_d64_causal_{ARCH}{name}"
+    one = several.only(kernel)
+    for extents, _ in PLAN_CALLS:
+        q, k, v = inputs(*extents)
+        attention(q, k, v, causal=True, bundle=one)
+        torch.ops.fa3.attention(q, k, v, True, None, 0, one.name)
+    assert {call.kernel for call in native.calls} == {kernel}
+    assert len(one.ready) == 1
+
+
+def test_wrong_arguments_where_a_choice_is_at_hand(native: FakeLauncher, several: Bundle) -> None:
+    q, k, v = inputs()
+    for _ in range(2):
+        with pytest.raises(ValueError, match="v has shape"):
+            attention(q, k, v[:, :6], causal=True)
+        with pytest.raises(ValueError, match="q has shape"):
+            attention(q[0], k, v, causal=True)
+        attention(q, k, v, causal=True)
+    with pytest.raises(VariantNotBuilt, match="near: fwd_bf16_d64_causal_sm90a"):
+        attention(q, k, v)
+
+
 # strides
 
 

@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 import torch
 from fa3 import contract
-from fa3.runtime import BundleError, DeviceError, bundle, launcher, load_bundle
-from fa3.runtime.bundle import default_bundle, named_bundle
+from fa3.contract import BOUNDS, Extents
+from fa3.runtime import BundleError, DeviceError, bundle, dispatch, launcher, load_bundle
+from fa3.runtime.bundle import Choice, ReadyKernel, default_bundle, named_bundle
 from fa3.runtime.launcher import NativeLauncher
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tests.runtime_bundle import ARCH, KEYS, FakeLauncher, write_bundle
+from tests.runtime_bundle import ARCH, KEYS, FakeLauncher, plans, write_bundle
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +42,7 @@ def test_load(tmp_path: Path, native: FakeLauncher) -> None:
     manifest = write_bundle(tmp_path)
     loaded = load_bundle(tmp_path)
     assert loaded.manifest == manifest
-    assert [loaded.find(key).key for key in KEYS] == list(KEYS)
+    assert [plan.key for key in KEYS for plan in loaded.find(key)] == list(KEYS)
     assert native.bundles == [str(tmp_path)]
     assert native.loads == []  # no kernel before it is needed
     assert repr(loaded) == f"<fa3 bundle {tmp_path}: {len(KEYS)} kernels for {ARCH}>"
@@ -158,7 +161,7 @@ def test_failed_load_leaves_the_default(tmp_path: Path) -> None:
 def test_kernels_are_loaded_once_for_all_threads(tmp_path: Path, native: FakeLauncher) -> None:
     write_bundle(tmp_path)
     loaded = load_bundle(tmp_path)
-    entry = loaded.find(KEYS[0])
+    (entry,) = loaded.find(KEYS[0])
     kernels = []
     threads = [threading.Thread(target=lambda: kernels.append(loaded.load(entry, -1))) for _ in range(8)]
     for thread in threads:
@@ -176,11 +179,63 @@ def test_warm(tmp_path: Path, native: FakeLauncher) -> None:
     write_bundle(tmp_path)
     loaded = load_bundle(tmp_path)
     loaded.warm("cpu")
-    assert sorted(native.loads) == sorted((entry.name, -1) for entry in loaded.kernels.values())
+    assert sorted(native.loads) == sorted((entry.name, -1) for entry in loaded.entries)
     loaded.warm(torch.device("cpu"))
     assert len(native.loads) == len(KEYS)
     with pytest.raises(ValueError, match="device is on device meta"):
         loaded.warm("meta")
+
+
+FURTHER = (("__n64", {"max_seqlen_k": 2047}), ("__n96", {"min_batch": 4}))
+
+
+def test_warm_loads_every_plan(tmp_path: Path, native: FakeLauncher) -> None:
+    manifest = write_bundle(tmp_path, KEYS[:2], FURTHER)
+    loaded = load_bundle(tmp_path)
+    loaded.warm("cpu")
+    assert sorted(name for name, _ in native.loads) == [entry.name for entry in manifest.kernels]
+    assert len(native.loads) == 6
+    assert repr(loaded) == f"<fa3 bundle {tmp_path}: 6 kernels for {ARCH}>"
+
+
+def test_a_bundle_without_a_general_plan_is_refused(tmp_path: Path) -> None:
+    write_bundle(tmp_path, KEYS[:1], FURTHER[:1])
+    rewrite(tmp_path, when={"max_batch": 3})  # the first by name is the general plan
+    with pytest.raises(BundleError, match="no kernel serves other calls"):
+        load_bundle(tmp_path)
+
+
+def test_only_some_plans(tmp_path: Path, native: FakeLauncher) -> None:
+    names = [entry.name for entry in write_bundle(tmp_path, KEYS[:2], FURTHER).kernels]
+    loaded = load_bundle(tmp_path)
+    one = loaded.only(names[1], names[3])
+    assert [(entry.name, entry.when) for entry in one.entries] == [(names[1], None), (names[3], None)]
+    one.warm("cpu")
+    loaded.warm("cpu")
+    assert len(native.loads) == 6  # what is loaded is shared
+    assert len(native.bundles) == 1
+    assert len(loaded.entries) == 6
+    assert named_bundle(one.name) is one
+    assert named_bundle(str(tmp_path)) is loaded
+    assert one.name in repr(one)
+    with pytest.raises(KeyError):
+        loaded.only("none")
+    with pytest.raises(BundleError, match="answer the same calls"):
+        loaded.only(names[0], names[0])
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(BOUNDS), st.integers(0, 5)), max_size=4), st.data())
+def test_the_choice_of_a_call_is_that_of_the_manifest(bounds: list[dict[str, int]], data: st.DataObject) -> None:
+    fitting = [
+        when for when in bounds if all(when.get(f"min_{e}", 0) <= when.get(f"max_{e}", 9) for e in Extents._fields)
+    ]
+    entries = plans(KEYS[0], [(f"__n{i}", when) for i, when in enumerate(fitting)])
+    ready = [ReadyKernel(entry.name, print, 1.0, 1) for entry in entries]
+    choice = Choice([*zip([entry.when for entry in entries], ready, strict=True)])
+    call = Extents(*data.draw(st.tuples(*[st.integers(0, 7)] * 5)))
+    q = torch.Size((call.batch, call.seqlen_q, call.heads_q, 64))
+    v = torch.Size((call.batch, call.seqlen_k, call.heads_k, 64))
+    assert choice.kernel(q, v).name == dispatch.choose(entries, call).name
 
 
 @pytest.mark.parametrize("device", [None, "cuda", torch.device("cuda"), 2, "cuda:2"])

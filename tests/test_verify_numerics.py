@@ -153,6 +153,41 @@ def test_a_case_that_raises_has_failed_and_the_next_one_runs(target: Target, nat
     assert run.kernel(target.bundle, target.entry, [CASE, Case(3, 3)], CPU).passed == [CASE, Case(3, 3)]
 
 
+FURTHER = (("__n64", {"max_seqlen_k": 3}), ("__n96", {"max_batch": 1}))
+
+
+@pytest.mark.parametrize("end", ["", "__n64", "__n96"])
+def test_each_plan_runs_all_cases_whatever_its_bounds(native: _Faulty, tmp_path: Path, end: str) -> None:
+    write_bundle(tmp_path / "several", [KEY], FURTHER)
+    bundle = load_bundle(tmp_path / "several", default=False)
+    (entry,) = (entry for entry in bundle.manifest.kernels if entry.name == NAME + end)
+    wanted = [CASE, Case(3, 3), Case(3, 3, batch=1), Case(5, 0)]
+    assert run.kernel(bundle, entry, wanted, CPU).passed == wanted
+    assert {call.kernel for call in native.calls} == {entry.name}
+    assert len(native.calls) >= 3 * len(wanted)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "chosen"),
+    [
+        (NAME, ["", "__n64", "__n96"]),
+        ("*_d64_*_sm90a", ["", "__n64", "__n96"]),
+        (f"{NAME}__n6*", ["__n64"]),
+        ("*__*", ["__n64", "__n96"]),
+    ],
+)
+def test_a_pattern_matches_the_variant_or_the_plan(
+    on_cpu: Path, native: _Faulty, pattern: str, chosen: list[str]
+) -> None:
+    write_bundle(on_cpu / "bundle", [KEY], FURTHER)
+    names = [NAME + end for end in chosen]
+    assert _verify(on_cpu, pattern) == 0
+    assert [*evidence.read(on_cpu / "evidence")] == names
+    assert {call.kernel for call in native.calls} == {*names}
+    assert _verify(on_cpu, pattern, "--check") == 0
+    assert _verify(on_cpu, "--check") == (len(names) < 3)
+
+
 @pytest.fixture
 def on_cpu(monkeypatch: pytest.MonkeyPatch, target: Target, tmp_path: Path) -> Path:
     """`fa3gen verify` on the CPU, with two cases; the folder above the bundle."""

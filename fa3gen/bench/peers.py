@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fa3.contract import Extents, Key
+
 from fa3gen.bench.shapes import Shape
-from fa3gen.errors import UsageError
+from fa3gen.errors import UsageError, listing
+from fa3gen.model import SUFFIX_MARK
 
 if TYPE_CHECKING:
     from fa3.runtime import Bundle
@@ -33,20 +37,43 @@ def _anything(_shape: Shape) -> str:
     return ""
 
 
+def _no_kernel(_shape: Shape) -> str | None:
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Contender:
     name: str
     ours: bool
     prepare: Prepare
     why_not: WhyNot = _anything
+    kernel: Callable[[Shape], str | None] = _no_kernel  # the name of the one that serves a shape, where it is ours
+    picked: bool = False  # by --kernel: shapes that it has no kernel for are none of its business
+
+    def takes(self, shape: Shape) -> bool:
+        return not self.picked or self.kernel(shape) is not None
 
 
 def bundle_names(folders: Sequence[Path]) -> tuple[str, ...]:
     """A column for each bundle: the first is ``ours``, a further one has its folder's name."""
     names = ("ours", *(folder.resolve().name for folder in folders[1:]))
+    check_names(names)
+    return names
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Raises UsageError where two of our columns, or one and a peer, have one name."""
     if len(set(names) | set(PEERS)) != len(names) + len(PEERS):
         raise UsageError(f"two columns have one name: {', '.join((*names, *PEERS))}", hint="rename the bundle's folder")
-    return names
+
+
+#: The label of a variant's plan for every size.
+GENERAL = "general"
+
+
+def plan_label(kernel: str) -> str:
+    """What tells a kernel from the other plans of its variant: ``m256n64s4``, or ``general``."""
+    return kernel.partition(SUFFIX_MARK)[2] or GENERAL
 
 
 def load_bundle(folder: Path) -> Bundle:
@@ -69,7 +96,35 @@ def ours(name: str, bundle: Bundle) -> Contender:
 
         return run
 
-    return Contender(name, True, prepare)
+    return Contender(name, True, prepare, kernel=lambda shape: _serving(bundle, shape))
+
+
+def plans(bundle: Bundle, patterns: Sequence[str]) -> list[Contender]:
+    """The kernels of ``bundle`` whose names the patterns match, each for every shape of its variant.
+
+    Plans of one label, of different variants, share a contender.
+    """
+    names = [entry.name for entry in bundle.manifest.kernels]
+    chosen: dict[str, list[str]] = {}
+    for pattern in patterns:
+        matched = [name for name in names if fnmatchcase(name, pattern)]
+        if not matched:
+            raise UsageError(
+                f"--kernel: {pattern!r} matches none of the bundle", hint=f"choose of {listing(names, 12)}"
+            )
+        for name in matched:
+            same = chosen.setdefault(plan_label(name), [])
+            same += [name] if name not in same else []
+    found = (ours(label, bundle.only(*chosen[label])) for label in sorted(chosen, key=lambda c: (c != GENERAL, c)))
+    return [replace(contender, picked=True) for contender in found]
+
+
+def _serving(bundle: Bundle, shape: Shape) -> str | None:
+    from fa3.runtime import dispatch
+
+    key = Key("fwd", shape.dtype, str(shape.head_dim), shape.mask, "dense")
+    call = Extents(shape.batch, shape.seqlen_q, shape.seqlen_k, shape.heads_q, shape.heads_k)
+    return dispatch.choose(bundle.kernels[key], call).name if key in bundle.kernels else None
 
 
 def peer(name: str) -> Contender:

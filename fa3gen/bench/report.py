@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from fa3gen.bench.peers import GENERAL, plan_label
 from fa3gen.bench.shapes import Shape
 from fa3gen.bench.timing import Times
 
@@ -29,6 +30,7 @@ class Row:
     shape: Shape
     times: Times
     kind: str = NORMAL  # of data
+    kernels: Mapping[str, str] = field(default_factory=dict)  # ours, by contender: which plan served the shape
 
     def tflops(self, name: str) -> float | None:
         ms = self.times.ms.get(name)
@@ -140,6 +142,7 @@ class Layout:
         return f"{title}\n{'shape':<{self.label}}{self._kind('data')}" + self._line(self.names)
 
     def line(self, result: Result, row: Row) -> str:
+        """Figures in the order of the heading; behind them the plan that served, where it is not the general one."""
         ours, columns = self.columns.ours, self.columns
         cells = [cell(row.tflops(name), 0) for name in columns.all]
         cells += [cell(columns.ratio(row, name), 3) for name in ours if columns.peers]
@@ -147,7 +150,9 @@ class Layout:
         if self.metered:
             clocks = [row.times.clock_mhz[name] for name in ours if name in row.times.clock_mhz]
             cells += [cell(clocks[0] if clocks else None, 0), cell(row.times.power_w, 0)]
-        return f"{row.shape.label:<{self.label}}{self._kind(row.kind)}" + self._line(cells)
+        labels = {name: plan_label(row.kernels[name]) for name in ours if name in row.kernels}
+        plans = [f"  {name}: {label}" for name, label in labels.items() if label not in (GENERAL, name)]
+        return f"{row.shape.label:<{self.label}}{self._kind(row.kind)}" + self._line(cells) + "".join(plans)
 
     def _kind(self, kind: str) -> str:
         return f" {kind:<8}" if len(self.kinds) > 1 else ""
@@ -286,6 +291,7 @@ def record(result: Result, row: Row) -> dict[str, Any]:
         "tflops": {name: shape.tflops(ms) for name, ms in times.ms.items()},
         "ratio": {name: result.columns.ratio(row, name) for name in result.columns.ours},
         "slowdown": {name: result.slowdown(row, name) for name in result.columns.ours},
+        "kernels": dict(row.kernels),
         "errors": dict(times.errors),
         "unsupported": dict(times.unsupported),
         "clock_mhz": dict(times.clock_mhz),

@@ -35,6 +35,13 @@ from fa3gen.errors import ExitCode, UsageError
     "--against", default=",".join(peers.PEERS), show_default=True, metavar="PEERS", help="Others to time; may be empty."
 )
 @click.option(
+    "--kernel",
+    "kernels",
+    multiple=True,
+    metavar="SELECT",
+    help="Time kernels of the first bundle by name or glob, whatever their bounds: a column for each plan.",
+)
+@click.option(
     "--shapes",
     "shape_sets",
     default="paper",
@@ -78,6 +85,7 @@ from fa3gen.errors import ExitCode, UsageError
 def command(
     bundles: tuple[Path, ...],
     against: str,
+    kernels: tuple[str, ...],
     shape_sets: str,
     dtype: str | None,
     head_dims: tuple[int, ...],
@@ -90,7 +98,10 @@ def command(
     markdown: bool,
     html_path: Path | None,
 ) -> int:
-    """Time the kernels against others on a GPU, in turn, and print how they compare with the best of them."""
+    """Time the kernels against others on a GPU, in turn, and print how they compare with the best of them.
+
+    Where a variant has several plans, a line ends in the one that served the shape, unless it is the general one.
+    """
     if markdown and json_path == "-":
         raise UsageError("--markdown and --json - both write to stdout", hint="give --json a file")
     wanted = _words(against, "--against", "peer", peers.PEERS)
@@ -104,6 +115,10 @@ def command(
     facts = timing.machine()
     output.say(_machine_line(facts), {"kind": "machine", **facts})
     contenders = _ours(names, bundles, host, output)
+    if kernels:
+        contenders += peers.plans(peers.load_bundle(bundles[0]), kernels)
+        names = tuple(contender.name for contender in contenders)
+        peers.check_names(names)
     others = _load(wanted, output)
     columns = Columns(names, tuple(other.name for other in others))
     if host:
@@ -196,7 +211,7 @@ def _failed(name: str, error: str, output: _Output) -> None:
 
 
 def _host(columns: Columns, contenders: Sequence[Contender], output: _Output) -> int:
-    found = timing.host(shapes.TINY, contenders)
+    found = timing.host(shapes.TINY, [one for one in contenders if one.takes(shapes.TINY)])
     output.say("\n".join(report.host_lines(columns, found)), {"kind": "host", "us": found})
     timed = any(not isinstance(value, str) for times in found.values() for value in times.values())
     return ExitCode.OK if timed else ExitCode.FINDINGS
@@ -225,9 +240,11 @@ class _Run:
             if not hot:
                 group = problem.group
                 self.output.say("\n" + self.layout.heading(group))
-            found = timing.shape(problem, self.contenders, self.rounds, self.layout.kinds, self.meter, hot)
+            chosen = [contender for contender in self.contenders if contender.takes(problem)]
+            served = {contender.name: kernel for contender in chosen if (kernel := contender.kernel(problem))}
+            found = timing.shape(problem, chosen, self.rounds, self.layout.kinds, self.meter, hot)
             for kind, times in found.items():
-                row = Row(problem, times, kind)
+                row = Row(problem, times, kind, served)
                 rows.append(row)
                 self.output.say(self.layout.line(result, row), report.record(result, row))
             for line in _remarks(found.values()):

@@ -45,11 +45,12 @@ def command(
     """Compile kernels and pack them into a bundle.
 
     The bundle holds exactly the kernels that SELECT (names or globs) and --preset name; all of the configuration
-    where neither is given.  Kernels that were compiled before from the same input are taken from the store.
+    where neither is given.  A variant's name selects all its plans.  Kernels that were compiled before from the same
+    input are taken from the store.
     """
     selection = common.load(config, select, preset)
     paths = Paths.under(build_dir, out)
-    builds = build.prepare(selection.variants, paths, selection.matrix.toolchain, force)
+    builds = build.prepare(selection.plans, paths, selection.matrix.toolchain, force)
     if dry_run:
         _print_plan(builds, as_json)
         return int(ExitCode.OK)

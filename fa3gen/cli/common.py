@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from fa3gen import evidence, matrix
-from fa3gen.model import Variant
+from fa3gen.model import ForwardPlan
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -21,10 +21,10 @@ EVIDENCE = Path("tests/evidence")
 
 @dataclass(frozen=True)
 class Selection:
-    """The configuration and the variants of it that the command line selects."""
+    """The configuration and the plans of it that the command line selects."""
 
     matrix: matrix.Matrix
-    variants: tuple[Variant, ...]
+    plans: tuple[ForwardPlan, ...]
 
 
 def config_option(command: Command) -> Command:
@@ -65,12 +65,17 @@ def json_option(command: Command) -> Command:
 def load(config: Path, select: Sequence[str] = (), preset: str | None = None) -> Selection:
     """Reads the configuration and selects from it; raises ConfigError or SelectionError."""
     loaded = matrix.load(config)
-    return Selection(loaded, matrix.select(loaded, select, preset))
+    return Selection(loaded, matrix.select_plans(loaded, select, preset))
 
 
 def load_evidence() -> Mapping[str, Mapping[str, Any]]:
     """What has been verified, by kernel; empty where there is no record."""
     return evidence.read(EVIDENCE)
+
+
+def when_json(plan: ForwardPlan) -> dict[str, int] | None:
+    """The bounds of a plan as JSON; None for the general plan."""
+    return None if plan.when is None else plan.when.to_json()
 
 
 def print_json(document: Any) -> None:

@@ -15,7 +15,7 @@ from fa3gen.build import CUBIN, PTX, KernelBuild, Paths
 from fa3gen.cli import common
 from fa3gen.digest import sha256
 from fa3gen.errors import Fa3genError, UsageError
-from fa3gen.plan import PLAN_FIELDS
+from fa3gen.plan import PLAN_FIELDS, resolve_all
 
 
 @click.command()
@@ -32,10 +32,11 @@ def command(
 ) -> None:
     """Show the kernel NAME: its plan with reasons, parameters, digests and what the compiler made of it."""
     selection = common.load(config, (name,))
-    if len(selection.variants) != 1:
-        names = ", ".join(variant.name for variant in selection.variants)
-        raise UsageError(f"{name!r} selects {len(selection.variants)} kernels: {names}", hint="name one of them")
-    (kernel,) = build.prepare(selection.variants, Paths.under(build_dir), selection.matrix.toolchain)
+    plans = [plan for plan in selection.plans if plan.name == name] or selection.plans  # a variant's name is exact
+    if len(plans) != 1:
+        names = ", ".join(plan.name for plan in plans)
+        raise UsageError(f"{name!r} selects {len(plans)} kernels: {names}", hint="name one of them")
+    (kernel,) = build.prepare(plans, Paths.under(build_dir), selection.matrix.toolchain)
     if view is not None:
         click.echo(_view(kernel, view), nl=False)
         return
@@ -62,6 +63,8 @@ def _document(kernel: KernelBuild) -> dict[str, Any]:
         "name": kernel.name,
         "origin": str(plan.variant.origin),
         "variant": {axis: spelled(getattr(plan.variant, axis)) for axis in AXES},
+        "when": common.when_json(plan),
+        "plans": [other.name for other in resolve_all(plan.variant)],
         "plan": plan.to_json(),
         "tensors": signature.tensors,
         "optional": signature.optional,
@@ -111,6 +114,7 @@ def _print(document: dict[str, Any], kernel: KernelBuild, verbose: bool) -> None
     reasons = {reason.split(" ", 1)[0]: reason for reason in kernel.plan.reasons}
     for name in PLAN_FIELDS:
         click.echo(f"  {reasons.get(name) or f'{name} {spelled(getattr(kernel.plan, name))}'}")
+    _print_dispatch(document, kernel)
     optional = document["optional"]
     tensors = [f"[{name}]" if name in optional else name for name in document["tensors"]]
     click.echo(f"\ncall  {', '.join((*tensors, *document['scalars']))}")
@@ -130,6 +134,13 @@ def _print(document: dict[str, Any], kernel: KernelBuild, verbose: bool) -> None
         click.echo(f"  {remark}")
     verified = document["verified"]
     click.echo(f"\nverified  {verified['device']}, {verified['date']}" if verified else "\nverified  no")
+
+
+def _print_dispatch(document: dict[str, Any], kernel: KernelBuild) -> None:
+    """Which calls take the kernel, where its variant has several."""
+    if len(document["plans"]) > 1:
+        click.echo(f"\nwhen  {kernel.plan.when or 'no other plan fits'}")
+        click.echo(f"plans {', '.join(document['plans'])}: a call takes the first that it fits")
 
 
 def _print_digests(document: dict[str, Any], verbose: bool) -> None:

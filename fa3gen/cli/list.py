@@ -15,7 +15,7 @@ from fa3gen.digest import sha256
 from fa3gen.model import ForwardPlan
 from fa3gen.plan import PLAN_FIELDS
 
-_HEADER = ("NAME", "PLAN", "REGISTERS", "SMEM", "BUILT", "VERIFIED")
+_HEADER = ("NAME", "WHEN", "PLAN", "REGISTERS", "SMEM", "BUILT", "VERIFIED")
 
 
 @click.command()
@@ -39,16 +39,17 @@ def command(
 ) -> None:
     """Show the kernels that the configuration asks for.
 
+    WHEN bounds the calls that take the kernel; of several plans of a variant a call takes the first that it fits.
     PLAN is tile_m x tile_n, then stages of K and V, Q tiles and choices; REGISTERS are a thread's at entry.
     """
     selection = common.load(config, select, preset)
     if skipped:
         _print_skipped(selection, as_json, quiet)
     elif names or quiet:
-        found = [variant.name for variant in selection.variants]
+        found = [plan.name for plan in selection.plans]
         common.print_json(found) if as_json else click.echo("\n".join(found))
     else:
-        kernels = build.prepare(selection.variants, Paths.under(build_dir), selection.matrix.toolchain)
+        kernels = build.prepare(selection.plans, Paths.under(build_dir), selection.matrix.toolchain)
         _print_kernels([_row(kernel, common.load_evidence()) for kernel in kernels], as_json, verbose)
 
 
@@ -57,8 +58,10 @@ def _row(kernel: KernelBuild, evidence: bundle.Evidence) -> dict[str, Any]:
     cubin = sha256(kernel.stored.read(CUBIN)) if kernel.stored is not None else ""
     return {
         "name": kernel.name,
+        "when": common.when_json(kernel.plan),
         "plan": kernel.plan.to_json(),
         "summary": _summary(kernel.plan),
+        "bounds": str(kernel.plan.when or "-"),
         "registers": kernel.resources.registers if kernel.resources else None,
         "smem_bytes": abi.launch(kernel.plan).smem_bytes,
         "built": built,
@@ -77,7 +80,8 @@ def _summary(plan: ForwardPlan) -> str:
 
 def _print_kernels(rows: list[dict[str, Any]], as_json: bool, verbose: bool) -> None:
     if as_json:
-        common.print_json([{key: value for key, value in row.items() if key != "summary"} for row in rows])
+        texts = ("summary", "bounds")
+        common.print_json([{key: value for key, value in row.items() if key not in texts} for row in rows])
         return
     header = (*_HEADER, "ORIGIN") if verbose else _HEADER
     cells = []
@@ -85,6 +89,7 @@ def _print_kernels(rows: list[dict[str, Any]], as_json: bool, verbose: bool) -> 
         verified = row["verified"]
         line = [
             row["name"],
+            row["bounds"],
             row["summary"],
             str(row["registers"] or "-"),
             str(row["smem_bytes"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -11,7 +12,6 @@ from fa3gen import render
 from fa3gen.cli import common
 from fa3gen.errors import ExitCode, UsageError
 from fa3gen.model import ForwardPlan
-from fa3gen.plan import resolve
 from fa3gen.render import Difference, Status
 
 #: The preset whose sources are committed.
@@ -50,8 +50,8 @@ def command(
     written, and files of other kernels are removed.
     """
     if stdout:
-        for variant in common.load(config, select, preset).variants:
-            click.echo(render.render(resolve(variant)), nl=False)
+        for plan in common.load(config, select, preset).plans:
+            click.echo(render.render(plan), nl=False)
         return int(ExitCode.OK)
     differences = _differences(select, preset, config, out)
     if not (check or diff):
@@ -69,17 +69,16 @@ def command(
 
 def _differences(select: tuple[str, ...], preset: str | None, config: Path, out: Path) -> list[Difference]:
     """What is not as it should be; a selection says nothing of files of other kernels."""
-    committed = [resolve(variant) for variant in common.load(config, (), WITNESS).variants] if out == GENERATED else []
+    committed = common.load(config, (), WITNESS).plans if out == GENERATED else ()
     if not select and preset is None:
-        plans = committed or [resolve(variant) for variant in common.load(config, (), WITNESS).variants]
-        return render.compare(plans, out)
-    plans = [resolve(variant) for variant in common.load(config, select, preset).variants]
+        return render.compare(committed or common.load(config, (), WITNESS).plans, out)
+    plans = common.load(config, select, preset).plans
     if out == GENERATED:
         _check_committed(plans, committed)
     return [difference for difference in render.compare(plans, out) if difference.status is not Status.ORPHANED]
 
 
-def _check_committed(plans: list[ForwardPlan], committed: list[ForwardPlan]) -> None:
+def _check_committed(plans: Sequence[ForwardPlan], committed: Sequence[ForwardPlan]) -> None:
     names = {plan.name for plan in committed}
     others = [plan.name for plan in plans if plan.name not in names]
     if others:

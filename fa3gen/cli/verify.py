@@ -19,6 +19,7 @@ from fa3gen.cli import common
 from fa3gen.digest import sha256
 from fa3gen.errors import ExitCode, Fa3genError, MachineError, UsageError
 from fa3gen.evidence import State
+from fa3gen.model import SUFFIX_MARK
 from fa3gen.verify import cases, sanitizer
 from fa3gen.verify.cases import Case
 from fa3gen.verify.sanitizer import Outcome
@@ -102,11 +103,17 @@ def _manifest(bundle: Path) -> Manifest:
 
 
 def _selected(manifest: Manifest, select: Sequence[str]) -> list[KernelEntry]:
+    """The kernels that a pattern matches by their name or by their variant's; all where there is no pattern."""
     for pattern in select:
-        if not any(fnmatchcase(entry.name, pattern) for entry in manifest.kernels):
+        if not any(_matches(entry, pattern) for entry in manifest.kernels):
             names = ", ".join(entry.name for entry in manifest.kernels)
             raise UsageError(f"{pattern!r} matches no kernel of the bundle", hint=f"select of {names}")
-    return [e for e in manifest.kernels if not select or any(fnmatchcase(e.name, pattern) for pattern in select)]
+    return [e for e in manifest.kernels if not select or any(_matches(e, pattern) for pattern in select)]
+
+
+def _matches(entry: KernelEntry, pattern: str) -> bool:
+    variant = entry.name.partition(SUFFIX_MARK)[0]
+    return fnmatchcase(entry.name, pattern) or fnmatchcase(variant, pattern)
 
 
 # --- --check

@@ -14,11 +14,13 @@ A bundle is a folder of data::
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum
+from itertools import pairwise, product
 from typing import Any, NamedTuple
 
-SCHEMA = 1
+SCHEMA = 2
 MANIFEST = "manifest.json"
 INDEX = "index.txt"
 CUBIN_DIR = "cubins"
@@ -39,6 +41,77 @@ class Key(NamedTuple):
     mask: str
     layout: str
     features: tuple[str, ...] = ()
+
+
+class Extents(NamedTuple):
+    """The extents of a call that the bounds of a plan may speak of."""
+
+    batch: int
+    seqlen_q: int
+    seqlen_k: int
+    heads_q: int
+    heads_k: int
+
+
+#: The names of bounds, as YAML and the manifest spell them.
+BOUNDS = tuple(f"{end}_{extent}" for extent in Extents._fields for end in ("min", "max"))
+
+#: Above every extent.
+UNBOUNDED = (1 << 63) - 1
+_LEAST = Extents(0, 0, 0, 0, 0)
+_GREATEST = Extents(UNBOUNDED, UNBOUNDED, UNBOUNDED, UNBOUNDED, UNBOUNDED)
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The calls that a plan is meant for: the least and the greatest of each extent, both included."""
+
+    least: Extents = _LEAST
+    greatest: Extents = _GREATEST
+
+    @classmethod
+    def of(cls, values: Mapping[str, int]) -> Bounds:
+        """From values by name, ``{"max_seqlen_k": 2047}``; ValueError where one is unknown or no call fits."""
+        unknown = sorted(values.keys() - set(BOUNDS))
+        if unknown:
+            raise ValueError(f"there is no bound {unknown[0]!r}")
+        least = Extents(*(values.get(f"min_{extent}", 0) for extent in Extents._fields))
+        greatest = Extents(*(values.get(f"max_{extent}", UNBOUNDED) for extent in Extents._fields))
+        for extent, low, high in zip(Extents._fields, least, greatest, strict=True):
+            if low > high:
+                raise ValueError(f"min_{extent} {low} is above max_{extent} {high}")
+        return cls(least, greatest)
+
+    def to_json(self) -> dict[str, int]:
+        """The inverse of :meth:`of`; what bounds nothing is left out."""
+        pairs = zip(self.least, self.greatest, strict=True)
+        values = zip(BOUNDS, (value for pair in pairs for value in pair), strict=True)
+        return {name: value for name, value in values if value != (0 if name.startswith("min_") else UNBOUNDED)}
+
+    def fit(self, call: Extents) -> bool:
+        """Whether the plan is meant for ``call``."""
+        return all(low <= value <= high for low, value, high in zip(self.least, call, self.greatest, strict=True))
+
+    def __str__(self) -> str:
+        """``seqlen_k <= 2047, 1024 <= seqlen_q``."""
+        parts = []
+        for extent, low, high in zip(Extents._fields, self.least, self.greatest, strict=True):
+            if low or high != UNBOUNDED:
+                parts.append((f"{low} <= " if low else "") + extent + (f" <= {high}" if high != UNBOUNDED else ""))
+        return ", ".join(parts)
+
+
+def covered(bounds: Bounds, by: Sequence[Bounds]) -> bool:
+    """Whether every call within ``bounds`` is within one of ``by``.
+
+    Along each extent what holds changes only where one of ``by`` begins or has ended, so a call of each kind will do.
+    """
+    kinds = []
+    for axis in range(len(Extents._fields)):
+        low, high = bounds.least[axis], bounds.greatest[axis]
+        steps = {low, *(other.least[axis] for other in by), *(other.greatest[axis] + 1 for other in by)}
+        kinds.append([step for step in sorted(steps) if low <= step <= high])
+    return all(any(other.fit(Extents(*call)) for other in by) for call in product(*kinds))
 
 
 class ParamKind(str, Enum):
@@ -170,7 +243,11 @@ class Launch:
 
 @dataclass(frozen=True)
 class KernelEntry:
-    """One kernel of a bundle."""
+    """One kernel of a bundle.
+
+    Several may have one key: the plans of a variant.  A call takes the one of lowest ``priority`` whose ``when`` fits
+    it.  The last has no ``when``, so that every call finds one; it bears the variant's name.
+    """
 
     name: str
     symbol: str
@@ -186,6 +263,8 @@ class KernelEntry:
     plan: dict[str, Any] = field(default_factory=dict)
     resources: dict[str, Any] = field(default_factory=dict)
     verified: dict[str, Any] | None = None
+    when: Bounds | None = None
+    priority: int = 0
 
 
 @dataclass(frozen=True)
@@ -202,6 +281,24 @@ class ManifestError(ValueError):
     """A manifest that this version cannot read; the text says why and what to do."""
 
 
+def plans_by_key(entries: Iterable[KernelEntry]) -> dict[Key, tuple[KernelEntry, ...]]:
+    """The plans for each key in the order in which a call is held against them.
+
+    Raises :class:`ManifestError` where a call could mean two kernels or find none.
+    """
+    grouped: dict[Key, list[KernelEntry]] = {}
+    for entry in entries:
+        grouped.setdefault(entry.key, []).append(entry)
+    for plans in grouped.values():
+        plans.sort(key=lambda entry: entry.priority)
+        for plan, following in pairwise(plans):
+            if plan.priority == following.priority or plan.when is None:
+                raise ManifestError(f"kernels {plan.name} and {following.name} answer the same calls")
+        if plans[-1].when is not None:
+            raise ManifestError(f"kernel {plans[-1].name} serves {plans[-1].when}, and no kernel serves other calls")
+    return {key: tuple(plans) for key, plans in grouped.items()}
+
+
 def manifest_to_json(manifest: Manifest) -> dict[str, Any]:
     """``manifest`` as plain JSON types."""
     document: dict[str, Any] = {"schema": manifest.schema, "arch": manifest.arch, "toolchain": dict(manifest.toolchain)}
@@ -215,6 +312,7 @@ def _entry_to_json(entry: KernelEntry) -> dict[str, Any]:
     data["params"] = [
         {k: v for k, v in asdict(p).items() if v is not None} | {"kind": p.kind.value} for p in entry.params
     ]
+    data["when"] = None if entry.when is None else entry.when.to_json()
     return data
 
 
@@ -259,6 +357,8 @@ def _entry_from_json(data: dict[str, Any]) -> KernelEntry:
         plan=dict(data["plan"]),
         resources=dict(data["resources"]),
         verified=data["verified"],
+        when=None if data["when"] is None else Bounds.of(data["when"]),
+        priority=data["priority"],
     )
 
 

@@ -15,7 +15,7 @@ namespace {
 
 using Words = std::vector<std::string>;
 
-constexpr int64_t kSchema = 1;
+constexpr int64_t kSchema = 2;
 
 template <typename Value>
 struct Named {

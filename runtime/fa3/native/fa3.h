@@ -85,7 +85,8 @@ FA3_API size_t fa3_bundle_num_kernels(const fa3_bundle* bundle);
 /* The kernel at `index`, NULL past the end. */
 FA3_API const fa3_kernel* fa3_bundle_kernel(const fa3_bundle* bundle, size_t index);
 
-/* The kernel of that name, or FA3_NOT_FOUND. */
+/* The kernel of that name, or FA3_NOT_FOUND.  Every kernel serves every size; a bundle may hold further kernels
+ * of a variant, named NAME__..., that are quicker within the bounds that manifest.json gives under "when". */
 FA3_API fa3_status fa3_bundle_find(const fa3_bundle* bundle, const char* name, const fa3_kernel** kernel);
 
 /* ---- kernels ------------------------------------------------------------------------------------------ */

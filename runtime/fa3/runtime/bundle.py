@@ -6,18 +6,31 @@ Loading a bundle needs no GPU and no driver.  A kernel is loaded on a device whe
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import math
 import os
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from fa3.contract import INDEX, MANIFEST, KernelEntry, Key, Manifest, ManifestError, index_text, manifest_from_json
+from fa3.contract import (
+    INDEX,
+    MANIFEST,
+    UNBOUNDED,
+    Bounds,
+    Extents,
+    KernelEntry,
+    Key,
+    Manifest,
+    ManifestError,
+    index_text,
+    manifest_from_json,
+)
 from fa3.runtime import dispatch, launcher
 from fa3.runtime.errors import BundleError
 
@@ -41,10 +54,51 @@ class ReadyKernel:
     num_sms: int
 
 
+#: Where the shapes of q and v have the extents: (of q?, axis).
+_PLACES = {
+    "batch": (True, 0),
+    "seqlen_q": (True, 1),
+    "seqlen_k": (False, 1),
+    "heads_q": (True, 2),
+    "heads_k": (False, 2),
+}
+
+
+class Choice:
+    """The plans of a variant, loaded on a device: which of them a call takes.
+
+    It is asked in every call, so it looks only at extents that are bounded.
+    """
+
+    __slots__ = ("_bounded", "_general")
+
+    def __init__(self, plans: Sequence[tuple[Bounds | None, ReadyKernel]]) -> None:
+        """``plans`` in the order of dispatch; the last has no bounds."""
+        *bounded, (_, self._general) = plans
+        self._bounded = [(_limits(when), kernel) for when, kernel in bounded if when is not None]
+
+    def kernel(self, q: torch.Size, v: torch.Size) -> ReadyKernel:
+        """The kernel for a call with tensors of these shapes."""
+        for limits, kernel in self._bounded:
+            for of_q, axis, least, greatest in limits:
+                if not least <= (q if of_q else v)[axis] <= greatest:
+                    break
+            else:
+                return kernel
+        return self._general
+
+
+def _limits(when: Bounds) -> list[tuple[bool, int, int, int]]:
+    """Of q?, axis, least and greatest extent there."""
+    limits = zip(Extents._fields, when.least, when.greatest, strict=True)
+    return [(*_PLACES[extent], low, high) for extent, low, high in limits if low > 0 or high < UNBOUNDED]
+
+
 class Bundle:
     """A loaded bundle; :func:`load_bundle` makes it.
 
-    ``ready`` holds the kernels that calls have used, so that the next one finds its own with a single lookup.
+    ``ready`` holds the kernels that calls have used, so that the next one finds its own with a single lookup;
+    ``choices`` has those of variants with several plans.
     """
 
     def __init__(self, path: Path, manifest: Manifest, native: launcher.Launcher) -> None:
@@ -54,16 +108,36 @@ class Bundle:
         self.native = native
         self.kernels = dispatch.table(manifest.kernels)
         self.ready: dict[CallKey, ReadyKernel] = {}
+        self.choices: dict[CallKey, Choice] = {}
         self._loaded: dict[tuple[str, int], ReadyKernel] = {}
         self._handle = native.load_bundle(os.fspath(path))
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
-        return f"<fa3 bundle {self.path}: {len(self.kernels)} kernels for {self.manifest.arch}>"
+        return f"<fa3 bundle {self.name}: {len(self.entries)} kernels for {self.manifest.arch}>"
 
-    def find(self, key: Key) -> KernelEntry:
-        """The kernel for ``key``; raises ``VariantNotBuilt``."""
+    @property
+    def entries(self) -> list[KernelEntry]:
+        """Every kernel that a call can take."""
+        return [entry for plans in self.kernels.values() for entry in plans]
+
+    def find(self, key: Key) -> tuple[KernelEntry, ...]:
+        """The plans for ``key`` in the order in which a call is held against them; raises ``VariantNotBuilt``."""
         return dispatch.lookup(self.kernels, key, self.name, self.manifest.arch)
+
+    def only(self, *names: str) -> Bundle:
+        """This bundle with the kernels ``names`` alone, one a variant, which take calls whatever their bounds.
+
+        It is for comparing plans; the loaded kernels are shared.  Raises ``KeyError`` where a kernel is not there.
+        """
+        by_name = {entry.name: entry for entry in self.manifest.kernels}
+        one = copy.copy(self)
+        one.name = f"{self.path}/{'+'.join(names)}"
+        one.kernels = dispatch.table(replace(by_name[name], when=None) for name in names)
+        one.ready, one.choices = {}, {}
+        with _lock:
+            _bundles[one.name] = one  # where registered ops, which carry the name, find it
+        return one
 
     def load(self, entry: KernelEntry, device: int) -> ReadyKernel:
         """The kernel ``entry``, loaded on ``device``; raises ``DeviceError`` where that cannot run it."""
@@ -83,7 +157,7 @@ class Bundle:
         if where.type == "cuda" and where.index is None:
             where = torch.device("cuda", torch.cuda.current_device())
         index = self.native.device("device", where)
-        for entry in self.kernels.values():
+        for entry in self.entries:
             self.load(entry, index)
 
 

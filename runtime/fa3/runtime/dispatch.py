@@ -4,29 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from fa3.contract import KernelEntry, Key
+from fa3.contract import Extents, KernelEntry, Key, ManifestError, plans_by_key
 from fa3.runtime.errors import BundleError, VariantNotBuilt
+
+#: The plans of each variant in the order in which a call is held against them; the last serves every call.
+Table = Mapping[Key, tuple[KernelEntry, ...]]
 
 #: Kernels that an error lists.
 NEAREST = 3
 
 
-def table(entries: Iterable[KernelEntry]) -> dict[Key, KernelEntry]:
-    """``entries`` by key; :class:`BundleError` where two claim the same."""
-    found: dict[Key, KernelEntry] = {}
-    for entry in entries:
-        other = found.setdefault(entry.key, entry)
-        if other is not entry:
-            raise BundleError(f"kernels {other.name} and {entry.name} have the same key {describe(entry.key)}")
-    return found
+def table(entries: Iterable[KernelEntry]) -> Table:
+    """The plans for each key; :class:`BundleError` where a call could mean two kernels or find none."""
+    try:
+        return plans_by_key(entries)
+    except ManifestError as error:
+        raise BundleError(str(error)) from error
 
 
-def lookup(kernels: Mapping[Key, KernelEntry], key: Key, bundle: str, arch: str) -> KernelEntry:
-    """The kernel for ``key``; :class:`VariantNotBuilt` naming ``bundle`` where there is none."""
-    entry = kernels.get(key)
-    if entry is None:
+def lookup(kernels: Table, key: Key, bundle: str, arch: str) -> tuple[KernelEntry, ...]:
+    """The plans for ``key``; :class:`VariantNotBuilt` naming ``bundle`` where there is none."""
+    plans = kernels.get(key)
+    if plans is None:
         raise _miss(kernels, key, bundle, arch)
-    return entry
+    return plans
+
+
+def choose(plans: Sequence[KernelEntry], call: Extents) -> KernelEntry:
+    """The plan that serves ``call``."""
+    return next(plan for plan in plans if plan.when is None or plan.when.fit(call))
 
 
 def describe(key: Key) -> str:
@@ -40,14 +46,14 @@ def differences(asked: Key, offered: Key) -> tuple[str, ...]:
     return tuple(f"{axis} {_spell(has)}, not {_spell(want)}" for (axis, want), has in pairs if want != has)
 
 
-def nearest(kernels: Mapping[Key, KernelEntry], key: Key) -> list[KernelEntry]:
+def nearest(kernels: Table, key: Key) -> list[KernelEntry]:
     """The kernels that differ from ``key`` in the fewest axes, of these the ones whose head_dim is closest."""
 
     def distance(entry: KernelEntry) -> tuple[int, int, str]:
         gaps = [abs(a - b) for a, b in zip(head_dims(key), head_dims(entry.key), strict=True)]
         return len(differences(key, entry.key)), sum(gaps), entry.name
 
-    return sorted(kernels.values(), key=distance)[:NEAREST]
+    return sorted((plans[-1] for plans in kernels.values()), key=distance)[:NEAREST]
 
 
 def head_dims(key: Key) -> tuple[int, int]:
@@ -77,7 +83,7 @@ def _spell(value: Sequence[str]) -> str:
     return value if isinstance(value, str) else "+".join(value) or "plain"
 
 
-def _miss(kernels: Mapping[Key, KernelEntry], key: Key, bundle: str, arch: str) -> VariantNotBuilt:
+def _miss(kernels: Table, key: Key, bundle: str, arch: str) -> VariantNotBuilt:
     near = nearest(kernels, key)
     lines = [f"bundle {bundle} holds no kernel for {describe(key)}"]
     lines += [f"  near: {entry.name} ({'; '.join(differences(key, entry.key))})" for entry in near]

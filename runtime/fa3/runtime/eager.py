@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fa3.contract import KernelEntry
 from fa3.runtime import request
-from fa3.runtime.bundle import Bundle, ReadyKernel
+from fa3.runtime.bundle import Bundle, Choice, ReadyKernel
 
 
 def forward(
@@ -28,10 +28,13 @@ def forward(
 ) -> tuple[Tensor, Tensor | None]:
     """out, newly made unless given, and the LSE where asked for."""
     try:
-        head_dim, head_dim_v = q.shape[3], v.shape[3]
-        kernel = bundle.ready.get((q.dtype, head_dim, head_dim_v, causal, q.get_device()))
+        shape, shape_v = q.shape, v.shape
+        head_dim, head_dim_v = shape[3], shape_v[3]
+        key = (q.dtype, head_dim, head_dim_v, causal, q.get_device())
+        kernel = bundle.ready.get(key)
         if kernel is None:
-            kernel = _prepare(q, k, v, causal, bundle)
+            choice = bundle.choices.get(key)
+            kernel = _prepare(q, k, v, causal, bundle) if choice is None else choice.kernel(shape, shape_v)
         scale = kernel.softmax_scale if softmax_scale is None else request.check_scale(softmax_scale)
         if sm_margin != 0:
             sm_margin = request.check_sm_margin(sm_margin, kernel.num_sms)
@@ -41,7 +44,7 @@ def forward(
         elif head_dim_v == head_dim:
             result = torch.empty_like(q, memory_format=torch.contiguous_format)
         else:
-            result = q.new_empty((*q.shape[:3], head_dim_v))
+            result = q.new_empty((*shape[:3], head_dim_v))
         lse = new_lse(q) if return_lse else None
         kernel.launch(sm_margin, scale, q, k, v, result, lse)
         return result, lse
@@ -69,8 +72,11 @@ def forward_into(
     kernel.launch(sm_margin, scale, q, k, v, out, lse)
 
 
-def find(q: Tensor, k: Tensor, v: Tensor, causal: bool, bundle: Bundle) -> KernelEntry:
-    """The kernel that a call takes, after every check that needs no memory address (so for fake tensors too)."""
+def find(q: Tensor, k: Tensor, v: Tensor, causal: bool, bundle: Bundle) -> tuple[KernelEntry, ...]:
+    """The plans that a call may take, after every check that needs no memory address (so for fake tensors too).
+
+    The extents, which may be symbolic, are not held against the plans' bounds.
+    """
     request.check_inputs(q, k, v)
     return bundle.find(request.key(q.dtype, q.shape[3], v.shape[3], request.check_flag("causal", causal)))
 
@@ -82,14 +88,24 @@ def new_lse(q: Tensor) -> Tensor:
 
 
 def _prepare(q: Tensor, k: Tensor, v: Tensor, causal: bool, bundle: Bundle) -> ReadyKernel:
-    """The kernel of a call, its inputs checked; from now on :func:`forward` finds it at once."""
-    entry = find(q, k, v, causal, bundle)
+    """The kernel of a call, its inputs checked; from now on :func:`forward` finds it at once.
+
+    All plans of its variant are loaded, so that no later call has to wait when its extents ask for another.
+    """
+    plans = find(q, k, v, causal, bundle)
     device = bundle.native.device("q", q.device)
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         request.check_memory(name, tensor)
-    kernel = bundle.load(entry, device)
-    bundle.ready[q.dtype, q.shape[3], v.shape[3], bool(causal), q.get_device()] = kernel
-    return kernel
+    kernels = [bundle.load(entry, device) for entry in plans]
+    key = (q.dtype, q.shape[3], v.shape[3], bool(causal), q.get_device())
+    if len(kernels) == 1:
+        bundle.ready[key] = kernels[0]
+        return kernels[0]
+    choice = bundle.choices.get(key)
+    if choice is None:
+        bounds = [plan.when for plan in plans]
+        choice = bundle.choices[key] = Choice([*zip(bounds, kernels, strict=True)])
+    return choice.kernel(q.shape, v.shape)
 
 
 def _clearer(
