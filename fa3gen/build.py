@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -88,8 +88,15 @@ Progress = Callable[[KernelBuild], None]
 
 def prepare(variants: Iterable[Variant], paths: Paths, toolchain_name: str, force: bool = False) -> list[KernelBuild]:
     """Renders every kernel and looks it up; writes nothing."""
+    return prepare_plans(map(resolve, variants), paths, toolchain_name, force)
+
+
+def prepare_plans(
+    plans: Iterable[ForwardPlan], paths: Paths, toolchain_name: str, force: bool = False
+) -> list[KernelBuild]:
+    """As :func:`prepare`, of plans."""
     store = Store(paths.store)
-    builds = [_look_up(resolve(variant), store, toolchain_name, force) for variant in variants]
+    builds = [_look_up(plan, store, toolchain_name, force) for plan in plans]
     _explain(builds, store)
     return builds
 
@@ -101,12 +108,14 @@ def run(
     *,
     workers: int | None = None,
     keep_going: bool = False,
+    candidates: bool = False,
     evidence: Evidence | None = None,
     progress: Progress | None = None,
 ) -> Report:
     """Compiles what is pending and writes the bundle.
 
     A kernel that fails hides no other; with ``keep_going`` the bundle is written without it, else left as it was.
+    Kernels that are ``candidates`` may answer the same calls; `fa3gen tune` tells them by name.
     Raises MachineError where the compiler is missing or not the one asked for.
     """
     started = time.perf_counter()
@@ -120,7 +129,7 @@ def run(
     report = Report(list(builds))
     built = [build for build in builds if build.stored is not None]
     if built and (report.ok or keep_going):
-        report.bundle = _bundle(built, paths.bundle, toolchain_name, evidence)
+        report.bundle = _bundle(built, paths.bundle, toolchain_name, evidence, candidates)
     report.seconds = time.perf_counter() - started
     return report
 
@@ -217,7 +226,9 @@ def _keep(build: KernelBuild, result: Compiled, store: Store, toolchain_name: st
     build.status = Status.COMPILED
 
 
-def _bundle(builds: Sequence[KernelBuild], path: Path, toolchain_name: str, evidence: Evidence | None) -> WrittenBundle:
+def _bundle(
+    builds: Sequence[KernelBuild], path: Path, toolchain_name: str, evidence: Evidence | None, candidates: bool
+) -> WrittenBundle:
     kernels = []
     versions = set()
     for build in builds:
@@ -226,4 +237,8 @@ def _bundle(builds: Sequence[KernelBuild], path: Path, toolchain_name: str, evid
         kernels.append(BuiltKernel(build.plan, build.stored.read(CUBIN), build.resources))
         versions.add(build.stored.meta["cuda_version"])
     record = toolchain.record(toolchain_name, ", ".join(sorted(versions)))
-    return bundle.write(path, kernels, bundle.make_manifest(kernels, record, evidence))
+    if not candidates:
+        return bundle.write(path, kernels, bundle.make_manifest(kernels, record, evidence))
+    alone = [bundle.make_manifest([kernel], record, evidence) for kernel in kernels]
+    entries = sorted((entry for manifest in alone for entry in manifest.kernels), key=lambda entry: entry.name)
+    return bundle.write(path, kernels, replace(alone[0], kernels=tuple(entries)))

@@ -138,6 +138,7 @@ def _mainloop(plan: ForwardPlan, text: str) -> dict[str, Any]:
     return {
         "instructions": {kind: made for kind, (made, _) in step.instructions.items()},
         "total": step.made,
+        "repacking": step.repacking,
         "under_pv": step.exponentials[0],
         "exponentials": step.exponentials[1],
         "loops": found,
@@ -219,6 +220,8 @@ def _print_mainloop(found: dict[str, Any]) -> None:
     click.echo("mainloop")
     if "total" in found:
         click.echo(f"  {found['under_pv']} of {found['exponentials']} exponentials run under PV")
+        if found["repacking"]:
+            click.echo(f"  {found['repacking']:g} instructions a step only put P together again")
     for loop in found["loops"]:
         kind = "masked" if loop["masked"] else "unmasked"
         click.echo(

@@ -1,0 +1,205 @@
+"""Which plans of a variant are worth a measurement.
+
+Every field of a plan that has more than one value to try is an axis; legal plans are held against the budget of a step,
+and those whose bound lies far above the best one's are dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from enum import Enum
+from itertools import product
+from typing import Any
+
+from fa3gen.arch import ARCHS, sm90
+from fa3gen.arch.budget import Budget
+from fa3gen.axes import spelled
+from fa3gen.model import ForwardPlan, Scheduler, Variant
+from fa3gen.plan import PLAN_FIELDS, resolve
+
+#: The numbers to try; of a field that is a choice or a switch every value is tried, and a number that is not listed
+#: stays as it is.  A field that plans do not have is passed over.
+NUMBERS: dict[str, tuple[int, ...]] = {
+    "tile_m": (64, 128, 192, 256),
+    "tile_n": (48, 64, 80, 96, 112, 128, 144, 160, 176, 192),
+    "stages": (2, 3, 4, 5, 6),
+    "q_stages": (1, 2),
+    "cluster": (1, 2),
+}
+#: Fields that the others determine: see :func:`registers`.
+FITTED = ("producer_regs", "consumer_regs")
+#: Fields of which one value is tried first, and others only after every combination of the rest: the most that fits,
+#: or what the variant's plan has now.
+MOST = ("stages", "q_stages")
+CURRENT = ("scheduler", "pin_pv_wait")
+
+PRODUCER_REGS = (24, 32, 40)
+
+#: How a name spells a field in which a candidate differs: before the value, or for true and for false.
+_SPELLINGS: dict[str, str | tuple[str, str]] = {
+    "tile_m": "m",
+    "tile_n": "n",
+    "stages": "s",
+    "q_stages": "_q",
+    "producer_regs": "_pr",
+    "consumer_regs": "_cr",
+    "cluster": "_c",
+    "scheduler": "_",
+    "softmax": "_",
+    "pin_pv_wait": ("_pin", "_nopin"),
+}
+
+
+@dataclass(frozen=True)
+class Candidate:
+    plan: ForwardPlan
+    budget: Budget
+    current: bool  # the plan that the variant has now
+
+    @property
+    def name(self) -> str:
+        return self.plan.name
+
+
+@dataclass(frozen=True)
+class Search:
+    """What came of a variant's combinations: how many there are, are legal and near the best; those to try."""
+
+    variant: Variant
+    combinations: int
+    legal: int
+    near: int
+    candidates: tuple[Candidate, ...]
+
+
+def search(variant: Variant, over: float, limit: int | None) -> Search:
+    """The candidates of ``variant``, at most ``limit``: first the plan that it has now, then by :func:`_order`.
+
+    A plan is dropped where its bound is more than ``over`` (0.1: a tenth) above that of the best.
+    """
+    current = resolve(variant)
+    arch = ARCHS[variant.arch]
+    count = 0
+    legal: list[tuple[ForwardPlan, Budget]] = []
+    for plan in _combinations(current):
+        count += 1
+        if not pointless(plan) and not arch.check(plan):
+            legal.append((plan, arch.budget(plan)))
+    best = min((_bound(plan, budget) for plan, budget in legal), default=0.0)
+    near = [(plan, budget) for plan, budget in legal if _bound(plan, budget) <= best * (1 + over)]
+    first = _first_values([plan for plan, _ in near], current)
+    ordered = sorted(near, key=lambda item: (*_order(item[0], item[1], first), candidate_name(item[0], current)))
+    others = [plan for plan, _ in ordered if candidate_name(plan, current) != variant.name]
+    chosen = [current, *others][:limit]
+    found = [Candidate(_named(plan, current), arch.budget(plan), plan is current) for plan in chosen]
+    return Search(variant, count, len(legal), len(near), tuple(found))
+
+
+def registers(tile_m: int) -> tuple[int, int]:
+    """(producer_regs, consumer_regs): the most for consumers that the CTA's registers allow, and what that leaves."""
+    warpgroups = tile_m // sm90.WGMMA_M
+    launched = sm90.launch_registers(sm90.WARPGROUP_THREADS * (warpgroups + 1))
+    step, most = sm90.REGISTER_STEP, sm90.REGISTER_MAX
+    pool = launched * (warpgroups + 1)
+    consumers = {p: min((pool - p) // warpgroups // step * step, most) for p in PRODUCER_REGS}
+    return max(consumers.items(), key=lambda item: (item[1], item[0]))
+
+
+def pointless(plan: ForwardPlan) -> str | None:
+    """Why a legal plan is not worth a try."""
+    if plan.scheduler is Scheduler.STATIC and plan.q_stages > 1:
+        return f"q_stages {plan.q_stages}: a CTA of one tile has no next Q"
+    return None
+
+
+def _axes(current: ForwardPlan) -> dict[str, tuple[Any, ...]]:
+    """The values to try of each field; those of one value are left out."""
+    found: dict[str, tuple[Any, ...]] = {}
+    for name, kind in PLAN_FIELDS.items():
+        if issubclass(kind, Enum):
+            found[name] = tuple(kind)
+        elif kind is bool:
+            found[name] = (False, True)
+        elif name in NUMBERS:
+            found[name] = tuple(sorted({*NUMBERS[name], getattr(current, name)}))
+    return found
+
+
+def _combinations(current: ForwardPlan) -> Iterator[ForwardPlan]:
+    axes = _axes(current)
+    for values in product(*axes.values()):
+        changes = dict(zip(axes, values, strict=True))
+        changes |= dict(zip(FITTED, registers(changes["tile_m"]), strict=True))
+        yield replace(current, **changes)
+
+
+def _bound(plan: ForwardPlan, budget: Budget) -> float:
+    """Clocks of a score at the least."""
+    return budget.predicted / (plan.tile_m * plan.tile_n)
+
+
+def _tried(plan: ForwardPlan) -> tuple[Any, ...]:
+    """The fields all of whose values deserve the same attention."""
+    return tuple(getattr(plan, name) for name in PLAN_FIELDS if name not in (*MOST, *CURRENT))
+
+
+def _first_values(plans: list[ForwardPlan], current: ForwardPlan) -> dict[tuple[Any, ...], dict[str, Any]]:
+    """What is tried first of the fields in MOST and CURRENT, for each combination of the others."""
+    kept = {name: getattr(current, name) for name in CURRENT}
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for plan in plans:
+        if all(getattr(plan, name) == value for name, value in kept.items()):
+            most = {name: getattr(plan, name) for name in MOST}
+            found[_tried(plan)] = max(found.get(_tried(plan), kept | most), kept | most, key=_most)
+    return found
+
+
+def _most(values: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(values[name] for name in reversed(MOST))  # a second Q tile goes before a further stage
+
+
+def _order(
+    plan: ForwardPlan, budget: Budget, first: Mapping[tuple[Any, ...], Mapping[str, Any]]
+) -> tuple[int, float, float]:
+    """By the number of fields that are not at what is tried first, then by the bound, then by what all units do."""
+    values = first.get(_tried(plan))
+    others = len(MOST) if values is None else sum(getattr(plan, name) != value for name, value in values.items())
+    scores = plan.tile_m * plan.tile_n
+    return others, _bound(plan, budget), sum(budget.clocks.values()) / scores
+
+
+# --- names
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class _NamedVariant(Variant):
+    """A variant under a candidate's name, for everything that takes a plan's name from its variant."""
+
+    label: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.label
+
+
+def candidate_name(plan: ForwardPlan, current: ForwardPlan) -> str:
+    """The variant's name, and the fields in which ``plan`` differs from the plan that the variant has now."""
+    words = []
+    for name in PLAN_FIELDS:
+        value, form = getattr(plan, name), _SPELLINGS[name]
+        if value != getattr(current, name):
+            words.append(form[not value] if isinstance(form, tuple) else f"{form}{spelled(value)}")
+    ending = "".join(words).removeprefix("_")
+    return f"{plan.variant.name}__{ending}" if ending else plan.variant.name
+
+
+def _named(plan: ForwardPlan, current: ForwardPlan) -> ForwardPlan:
+    """``plan`` with reasons and a name of its own; the current plan keeps both."""
+    name = candidate_name(plan, current)
+    changes = {field: getattr(plan, field) for field in PLAN_FIELDS if getattr(plan, field) != getattr(current, field)}
+    if not changes:
+        return current
+    resolved = resolve(current.variant, changes)
+    values = {field.name: getattr(current.variant, field.name) for field in fields(Variant)}
+    return replace(resolved, variant=_NamedVariant(**values, label=name))
