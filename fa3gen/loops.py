@@ -152,7 +152,9 @@ def compare(plan: ForwardPlan, text: str) -> Step:
 def _problems(plan: ForwardPlan, step: Step, expected: int) -> list[str]:
     loop = step.loop
     pairs = [(kind, *step.instructions[kind]) for kind in ("HGMMA", "MUFU")]
-    problems = [f"{made:g} {kind} a step, and the budget has {wanted}" for kind, made, wanted in pairs if made != wanted]
+    problems = [
+        f"{made:g} {kind} a step, and the budget has {wanted}" for kind, made, wanted in pairs if made != wanted
+    ]
     if abs(step.made - step.repacking - expected) > TOLERANCE * expected:
         problems.append(f"{step.made:g} instructions a step, and the budget has {expected} (within {TOLERANCE:.0%})")
     if loop.local:

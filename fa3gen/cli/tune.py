@@ -1,4 +1,4 @@
-"""``fa3gen tune``: a command for each step, in a module of its own, because each runs on a machine that lacks the rest."""
+"""``fa3gen tune``: each step is a module of its own, because each runs on a machine that lacks the rest."""
 
 from __future__ import annotations
 

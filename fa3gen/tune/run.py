@@ -84,7 +84,9 @@ def load(folder: Path, select: Sequence[str], native: Launcher) -> list[Candidat
     return found
 
 
-def check_all(candidates: Sequence[Candidate], device: torch.device, options: Options, known: Records, say: Say) -> None:
+def check_all(
+    candidates: Sequence[Candidate], device: torch.device, options: Options, known: Records, say: Say
+) -> None:
     """Runs :data:`CASES` on every candidate whose cubin has no check yet."""
     for candidate in candidates:
         if known.check(candidate.name, candidate.entry.cubin_sha256) is None:
