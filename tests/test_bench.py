@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from fa3.contract import Key
 
-from fa3gen.bench import peers, report, shapes, timing
+from fa3gen.bench import bound, peers, report, shapes, timing
 from fa3gen.bench.peers import Contender
 from fa3gen.bench.report import Columns, Row
 from fa3gen.bench.shapes import Shape
 from fa3gen.bench.timing import Times
 from fa3gen.cli import bench
 from fa3gen.errors import ExitCode, MachineError, UsageError
+from fa3gen.model import parse_name
+from fa3gen.plan import resolve
+from tests import runtime_bundle
 
 COLUMNS = Columns(("ours",), ("fa3", "fa4"))
 FULL = Shape("bf16", 128, "full", batch=2, seqlen=8192, heads=16)
@@ -69,7 +74,20 @@ def test_line_fits_its_heading() -> None:
     row = _row(FULL, {"fa3": "E"}, ours=4.0)
     heading, line = report.heading(columns, FULL).splitlines()[-1], report.line(columns, row)
     assert len(heading) == len(line)
-    assert line.split() == ["8192", f"{FULL.tflops(4.0):.0f}", "-", "-", "-", "-"]
+    assert line.split() == ["8192", f"{FULL.tflops(4.0):.0f}", "-", "-", "-", "-", "-", "-"]
+
+
+def test_share_of_the_bound() -> None:
+    plan = resolve(parse_name("fwd_bf16_d128_full_sm90a")).to_json()
+    entry = replace(runtime_bundle.entry(Key("fwd", "bf16", "128", "full", "dense")), plan=plan)
+    most = bound.tflops([entry], FULL, 1500.0)
+    assert most == pytest.approx(4096 * 132 * 1.5e-3, rel=0.1)  # the tensor pipe's peak, less the tiles' remainder
+    assert bound.tflops([entry], CAUSAL, 1500.0) is None
+    assert bound.tflops([replace(entry, plan={})], FULL, 1500.0) is None
+    row = Row(FULL, Times({"ours": 4.0}, {}, 1500.0), {"ours": most or 0.0})
+    assert row.share("ours") == pytest.approx(FULL.tflops(4.0) / (most or 0.0))
+    assert row.share("fa3") is None
+    assert report.line(COLUMNS, row).split()[-1] == f"{row.share('ours'):.2f}"
 
 
 def test_summary_means_groups_and_all() -> None:
@@ -219,6 +237,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     monkeypatch.setattr(timing, "ceiling", lambda heat: 700.0 + heat)
     monkeypatch.setattr(timing, "shape", shape)
     monkeypatch.setattr(peers, "load_bundle", lambda _folder: None)
+    monkeypatch.setattr(peers, "kernels", lambda _folder: ())
     monkeypatch.setattr(peers, "ours", lambda name, _: Contender(name, True, lambda *_: lambda _calls: None))
     monkeypatch.setattr(peers, "peer", peer)
     return times

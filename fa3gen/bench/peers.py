@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fa3gen.errors import UsageError
 
 if TYPE_CHECKING:
+    from fa3.contract import KernelEntry
     from fa3.runtime import Bundle
     from torch import Tensor
 
@@ -42,6 +43,11 @@ def load_bundle(folder: Path) -> Bundle:
         return runtime.load_bundle(folder, default=False)
     except runtime.BundleError as error:
         raise UsageError(str(error), hint="run `fa3gen build`, or name a bundle with --bundle") from error
+
+
+def kernels(folder: Path) -> tuple[KernelEntry, ...]:
+    """The table of contents of a bundle that :func:`load_bundle` takes."""
+    return load_bundle(folder).manifest.kernels
 
 
 def ours(name: str, bundle: Bundle) -> Contender:

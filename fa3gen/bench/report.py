@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fa3gen.bench.shapes import Shape
@@ -25,10 +25,16 @@ def geomean(values: Iterable[float]) -> float:
 class Row:
     shape: Shape
     times: Times
+    bounds: Mapping[str, float] = field(default_factory=dict)  # TFLOP/s at most, by contender: see bound.py
 
     def tflops(self, name: str) -> float | None:
         ms = self.times.ms.get(name)
         return None if ms is None else self.shape.tflops(ms)
+
+    def share(self, name: str) -> float | None:
+        """Of the bound; None where there is none, or no time."""
+        found, most = self.tflops(name), self.bounds.get(name)
+        return None if found is None or most is None else found / most
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +45,11 @@ class Columns:
     @property
     def all(self) -> tuple[str, ...]:
         return self.ours + self.peers
+
+    @property
+    def derived(self) -> tuple[str, ...]:
+        """How ours compare with the best peer, and with what the hardware allows at the clock that it had."""
+        return tuple(f"{name}/{what}" for what in ("best", "bound") for name in self.ours)
 
     def ratio(self, row: Row, name: str) -> float | None:
         """How many times as fast as the best peer; None where one of the two has no time."""
@@ -52,7 +63,7 @@ class Columns:
 
 def heading(columns: Columns, shape: Shape) -> str:
     """What goes above the lines of one (head_dim, mask)."""
-    names = [*columns.all, *(f"{name}/best" for name in columns.ours)]
+    names = [*columns.all, *columns.derived]
     return f"{shape.dtype} d{shape.head_dim} {shape.mask}, TFLOP/s\n{'seqlen':>{WIDTH}}" + "".join(
         f" {name:>{WIDTH}}" for name in names
     )
@@ -61,7 +72,8 @@ def heading(columns: Columns, shape: Shape) -> str:
 def line(columns: Columns, row: Row) -> str:
     cells = [_cell(row.tflops(name), 0) for name in columns.all]
     cells += [_cell(columns.ratio(row, name), 3) for name in columns.ours]
-    widths = [max(WIDTH, len(name)) for name in (*columns.all, *(f"{name}/best" for name in columns.ours))]
+    cells += [_cell(row.share(name), 2) for name in columns.ours]
+    widths = [max(WIDTH, len(name)) for name in (*columns.all, *columns.derived)]
     return f"{row.shape.seqlen:>{WIDTH}}" + "".join(f" {c:>{w}}" for c, w in zip(cells, widths, strict=True))
 
 
@@ -128,6 +140,7 @@ def record(columns: Columns, row: Row) -> dict[str, Any]:
         "ms": dict(row.times.ms),
         "tflops": {name: shape.tflops(ms) for name, ms in row.times.ms.items()},
         "ratio": {name: columns.ratio(row, name) for name in columns.ours},
+        "bound_tflops": dict(row.bounds),
         "errors": dict(row.times.errors),
         "clock_mhz": row.times.clock_mhz,
     }

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 import click
+from fa3.contract import KernelEntry
 
-from fa3gen.bench import peers, report, shapes, timing
+from fa3gen.bench import bound, peers, report, shapes, timing
 from fa3gen.bench.peers import Contender
 from fa3gen.bench.report import Columns, Row
 from fa3gen.bench.shapes import Shape
@@ -87,7 +88,8 @@ def command(
     contenders += _load(names, output)
     if host:
         return _host(columns, contenders, output)
-    return _throughput(columns, contenders, grid, rounds, output)
+    kernels = {name: peers.kernels(folder) for name, folder in zip(columns.ours, bundles, strict=True)}
+    return _throughput(columns, contenders, grid, rounds, kernels, output)
 
 
 class _Output:
@@ -164,7 +166,12 @@ def _host(columns: Columns, contenders: Sequence[Contender], output: _Output) ->
 
 
 def _throughput(
-    columns: Columns, contenders: Sequence[Contender], grid: Sequence[Shape], rounds: int, output: _Output
+    columns: Columns,
+    contenders: Sequence[Contender],
+    grid: Sequence[Shape],
+    rounds: int,
+    kernels: Mapping[str, Sequence[KernelEntry]],
+    output: _Output,
 ) -> int:
     _ceiling("start", output)
     rows: list[Row] = []
@@ -172,7 +179,8 @@ def _throughput(
     for shape in grid:
         if not rows or (rows[-1].shape.head_dim, rows[-1].shape.mask) != (shape.head_dim, shape.mask):
             output.say("\n" + report.heading(columns, shape))
-        row = Row(shape, timing.shape(shape, contenders, rounds))
+        times = timing.shape(shape, contenders, rounds)
+        row = Row(shape, times, _bounds(shape, times, kernels))
         rows.append(row)
         output.say(report.line(columns, row), report.record(columns, row))
         for failure in row.times.errors.items():
@@ -184,6 +192,14 @@ def _throughput(
     means = report.means(columns, rows)
     output.say("\n".join(report.summary(columns, rows)), {"kind": "summary", "geomean": means})
     return ExitCode.OK if any(row.times.ms for row in rows) else ExitCode.FINDINGS
+
+
+def _bounds(shape: Shape, times: timing.Times, kernels: Mapping[str, Sequence[KernelEntry]]) -> dict[str, float]:
+    """TFLOP/s of each bundle at most, at the clock that the card had; empty where that could not be read."""
+    if times.clock_mhz is None:
+        return {}
+    found = {name: bound.tflops(entries, shape, times.clock_mhz) for name, entries in kernels.items()}
+    return {name: most for name, most in found.items() if most is not None}
 
 
 def _ceiling(when: str, output: _Output) -> None:
