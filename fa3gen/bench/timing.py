@@ -178,6 +178,13 @@ def _sm_clock() -> list[float]:
         return []
 
 
+def sms() -> int:
+    """SMs of the card."""
+    import torch
+
+    return int(torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count)
+
+
 def _event() -> Any:
     import torch
 

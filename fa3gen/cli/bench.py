@@ -198,7 +198,8 @@ def _bounds(shape: Shape, times: timing.Times, kernels: Mapping[str, Sequence[Ke
     """TFLOP/s of each bundle at most, at the clock that the card had; empty where that could not be read."""
     if times.clock_mhz is None:
         return {}
-    found = {name: bound.tflops(entries, shape, times.clock_mhz) for name, entries in kernels.items()}
+    clock, sms = times.clock_mhz, timing.sms()
+    found = {name: bound.tflops(entries, shape, clock, sms) for name, entries in kernels.items()}
     return {name: most for name, most in found.items() if most is not None}
 
 
