@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -100,6 +100,7 @@ def run(
     *,
     workers: int | None = None,
     keep_going: bool = False,
+    candidates: bool = False,
     evidence: Evidence | None = None,
     progress: Progress | None = None,
 ) -> Report:
@@ -107,6 +108,7 @@ def run(
 
     A kernel that fails hides no other; with ``keep_going`` the bundle is written without it, else left as it was.
     Where it is the general plan of its variant, the other plans are left out, too: they do not serve every call.
+    Kernels that are ``candidates`` may answer the same calls; `fa3gen tune` tells them by name.
     Raises MachineError where the compiler is missing or not the one asked for.
     """
     started = time.perf_counter()
@@ -118,10 +120,11 @@ def run(
             progress(build)
     _compile(builds, paths, toolchain_name, workers or compiler.usable_cores(), progress)
     report = Report(list(builds))
-    lost = {b.plan.variant for b in builds if b.status is Status.FAILED and b.plan.when is None}
+    general = [build for build in builds if build.plan.when is None and not candidates]
+    lost = {build.plan.variant for build in general if build.status is Status.FAILED}
     built = [build for build in builds if build.stored is not None and build.plan.variant not in lost]
     if built and (report.ok or keep_going):
-        report.bundle = _bundle(built, paths.bundle, toolchain_name, evidence)
+        report.bundle = _bundle(built, paths.bundle, toolchain_name, evidence, candidates)
     report.seconds = time.perf_counter() - started
     return report
 
@@ -218,7 +221,9 @@ def _keep(build: KernelBuild, result: Compiled, store: Store, toolchain_name: st
     build.status = Status.COMPILED
 
 
-def _bundle(builds: Sequence[KernelBuild], path: Path, toolchain_name: str, evidence: Evidence | None) -> WrittenBundle:
+def _bundle(
+    builds: Sequence[KernelBuild], path: Path, toolchain_name: str, evidence: Evidence | None, candidates: bool
+) -> WrittenBundle:
     kernels = []
     versions = set()
     for build in builds:
@@ -227,4 +232,8 @@ def _bundle(builds: Sequence[KernelBuild], path: Path, toolchain_name: str, evid
         kernels.append(BuiltKernel(build.plan, build.stored.read(CUBIN), build.resources))
         versions.add(build.stored.meta["cuda_version"])
     record = toolchain.record(toolchain_name, ", ".join(sorted(versions)))
-    return bundle.write(path, kernels, bundle.make_manifest(kernels, record, evidence))
+    if not candidates:
+        return bundle.write(path, kernels, bundle.make_manifest(kernels, record, evidence))
+    alone = [bundle.make_manifest([kernel], record, evidence) for kernel in kernels]
+    entries = sorted((entry for manifest in alone for entry in manifest.kernels), key=lambda entry: entry.name)
+    return bundle.write(path, kernels, replace(alone[0], kernels=tuple(entries)))

@@ -157,9 +157,8 @@ class Scheduler(str, Enum):
 class Softmax(str, Enum):
     EXACT = "exact"  # O is rescaled in every step
     LAZY = "lazy"  # O is rescaled only when a row maximum of the warp grew by more than 2^8
-    OPTIMISTIC = (
-        "optimistic"  # the maximum of the masked blocks serves all others; a tile in which P overflows is done again
-    )
+    # the maximum of the masked blocks serves all others; a tile in which P overflows is done again
+    OPTIMISTIC = "optimistic"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from fa3.contract import Key
 from fa3.runtime import Bundle, launcher, load_bundle, reference
 
-from fa3gen.bench import data, html, meter, peers, report, shapes, timing
+from fa3gen.bench import bound, data, html, meter, peers, report, shapes, timing
 from fa3gen.bench.meter import Meter, Reading
 from fa3gen.bench.peers import Contender
 from fa3gen.bench.report import Columns, Layout, Result, Row
@@ -25,6 +26,9 @@ from fa3gen.bench.shapes import Shape
 from fa3gen.bench.timing import Times
 from fa3gen.cli import bench
 from fa3gen.errors import ExitCode, MachineError, UsageError
+from fa3gen.model import parse_name
+from fa3gen.plan import resolve
+from tests import runtime_bundle
 from tests.runtime_bundle import FakeLauncher, inputs, write_bundle
 
 COLUMNS = Columns(("ours",), ("fa3", "fa4"))
@@ -47,6 +51,12 @@ def test_paper_shapes() -> None:
     assert {shape.heads_q * shape.head_dim for shape in grid} == {2048}
     assert {(shape.dtype, shape.mask) for shape in grid} == {("bf16", "full"), ("bf16", "causal")}
     assert all(shape.seqlen_q == shape.seqlen_k and shape.heads_q == shape.heads_k for shape in grid)
+
+
+@pytest.mark.parametrize(("head_dim", "seqlen", "option"), [(96, 512, "--width"), (64, 1000, "--tokens")])
+def test_grid_of_no_whole_shapes(head_dim: int, seqlen: int, option: str) -> None:
+    with pytest.raises(UsageError, match=option):
+        shapes.grid("bf16", [head_dim], ["full"], [seqlen])
 
 
 def test_odd_shapes_are_what_the_paper_leaves_out() -> None:
@@ -212,8 +222,22 @@ def test_line_fits_its_heading() -> None:
     row = Row(FULL, times)
     heading, line = layout.heading(FULL.group).splitlines()[-1], layout.line(Result(columns, [row]), row)
     assert len(heading) == len(line)
-    assert line.split() == ["b2", "s8192", "h16", f"{FULL.tflops(4.0):.0f}", *"-----"[:4], "1500", "700"]
+    assert line.split() == ["b2", "s8192", "h16", f"{FULL.tflops(4.0):.0f}", *["-"] * 6, "1500", "700"]
     assert MIXED.label == "b1 q512 k4096 h8/2"
+
+
+def test_share_of_the_bound() -> None:
+    plan = resolve(parse_name("fwd_bf16_d128_full_sm90a")).to_json()
+    entry = replace(runtime_bundle.entry(Key("fwd", "bf16", "128", "full", "dense")), plan=plan)
+    most = bound.tflops(entry, FULL, 1500.0)
+    assert most == pytest.approx(4096 * 132 * 1.5e-3, rel=0.1)  # the tensor pipe's peak, less the tiles' remainder
+    assert bound.tflops(replace(entry, plan={}), FULL, 1500.0) is None
+    row = Row(FULL, Times({"ours": 4.0}, clock_mhz={"ours": 1500.0}), bounds={"ours": most or 0.0})
+    assert row.share("ours") == pytest.approx(FULL.tflops(4.0) / (most or 0.0))
+    assert row.share("fa3") is None
+    layout, result = Layout.of(COLUMNS, [FULL], ["normal"], metered=True), Result(COLUMNS, [row])
+    assert layout.line(result, row).split()[-3:] == [f"{row.share('ours'):.2f}", "1500", "-"]
+    assert report.record(result, row)["bound_tflops"] == {"ours": most}
 
 
 def test_data_is_compared_with_normal_data() -> None:
@@ -645,6 +669,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     monkeypatch.setattr(timing, "shape", shape)
     monkeypatch.setattr(meter, "find", lambda: Meter("not recorded", None))
     monkeypatch.setattr(peers, "load_bundle", lambda _folder: None)
+    monkeypatch.setattr(peers, "kernels", lambda _folder: {})
     monkeypatch.setattr(peers, "ours", lambda name, _: Contender(name, True, lambda *_: lambda _calls: None))
     monkeypatch.setattr(peers, "peer", peer)
     return times

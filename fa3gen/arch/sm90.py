@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from fa3gen.arch.sm90_budget import budget
 from fa3gen.model import ForwardPlan
+
+__all__ = ["accumulator_registers", "budget", "check", "launch_registers", "smem_bytes"]
 
 #: Shared memory a CTA may ask for: 227 KB.
 SMEM_BYTES = 232448

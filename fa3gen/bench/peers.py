@@ -16,6 +16,7 @@ from fa3gen.errors import UsageError, listing
 from fa3gen.model import SUFFIX_MARK
 
 if TYPE_CHECKING:
+    from fa3.contract import KernelEntry
     from fa3.runtime import Bundle
     from torch import Tensor
 
@@ -84,6 +85,11 @@ def load_bundle(folder: Path) -> Bundle:
         return runtime.load_bundle(folder, default=False)
     except runtime.BundleError as error:
         raise UsageError(str(error), hint="run `fa3gen build`, or name a bundle with --bundle") from error
+
+
+def kernels(folder: Path) -> dict[str, KernelEntry]:
+    """The table of contents of a bundle that :func:`load_bundle` takes, by name."""
+    return {entry.name: entry for entry in load_bundle(folder).manifest.kernels}
 
 
 def ours(name: str, bundle: Bundle) -> Contender:

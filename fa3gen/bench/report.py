@@ -31,10 +31,16 @@ class Row:
     times: Times
     kind: str = NORMAL  # of data
     kernels: Mapping[str, str] = field(default_factory=dict)  # ours, by contender: which plan served the shape
+    bounds: Mapping[str, float] = field(default_factory=dict)  # TFLOP/s at most, by contender: see bound.py
 
     def tflops(self, name: str) -> float | None:
         ms = self.times.ms.get(name)
         return None if ms is None else self.shape.tflops(ms)
+
+    def share(self, name: str) -> float | None:
+        """Of the bound; None where there is none, or no time."""
+        found, most = self.tflops(name), self.bounds.get(name)
+        return None if found is None or most is None else found / most
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +134,7 @@ class Layout:
         ours = self.columns.ours
         names = [*self.columns.all, *(f"{name}/best" for name in ours if self.columns.peers)]
         names += [f"{name}/normal" for name in ours if self._compares]
+        names += [f"{name}/bound" for name in ours if self.metered]
         return names + ["MHz", "W"] * self.metered
 
     @property
@@ -137,6 +144,8 @@ class Layout:
     def heading(self, group: str) -> str:
         """What goes above the lines of a group."""
         title = f"{group}, TFLOP/s"
+        if self.metered:
+            title += "; /bound: share of what the budget allows at the clock"
         if self._compares:
             title += "; /normal: time over that with normal data"
         return f"{title}\n{'shape':<{self.label}}{self._kind('data')}" + self._line(self.names)
@@ -148,6 +157,7 @@ class Layout:
         cells += [cell(columns.ratio(row, name), 3) for name in ours if columns.peers]
         cells += [cell(result.slowdown(row, name), 3) for name in ours if self._compares]
         if self.metered:
+            cells += [cell(row.share(name), 2) for name in ours]
             clocks = [row.times.clock_mhz[name] for name in ours if name in row.times.clock_mhz]
             cells += [cell(clocks[0] if clocks else None, 0), cell(row.times.power_w, 0)]
         labels = {name: plan_label(row.kernels[name]) for name in ours if name in row.kernels}
@@ -292,6 +302,7 @@ def record(result: Result, row: Row) -> dict[str, Any]:
         "ratio": {name: result.columns.ratio(row, name) for name in result.columns.ours},
         "slowdown": {name: result.slowdown(row, name) for name in result.columns.ours},
         "kernels": dict(row.kernels),
+        "bound_tflops": dict(row.bounds),
         "errors": dict(times.errors),
         "unsupported": dict(times.unsupported),
         "clock_mhz": dict(times.clock_mhz),

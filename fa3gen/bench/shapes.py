@@ -76,12 +76,33 @@ TINY = Shape("bf16", 128, "causal", 1, 64, 64, 8, 8)
 # --- named sets
 
 
+#: From many short sequences to one long one.
+SEQLENS = (512, 1024, 2048, 4096, 8192, 16384)
+TOKENS, WIDTH = 16384, 2048
+
+
+def grid(
+    dtype: str,
+    head_dims: Iterable[int],
+    masks: Iterable[str],
+    seqlens: Iterable[int] = SEQLENS,
+    tokens: int = TOKENS,
+    width: int = WIDTH,
+) -> tuple[Shape, ...]:
+    """Shapes of ``tokens`` tokens and of heads that are ``width`` wide together; raises UsageError."""
+    found = []
+    for head_dim, mask, seqlen in product(head_dims, masks, seqlens):
+        for value, total, option in ((seqlen, tokens, "--tokens"), (head_dim, width, "--width")):
+            if value < 1 or total % value:
+                raise UsageError(f"{option} {total} is no multiple of {value}")
+        heads = width // head_dim
+        found.append(Shape(dtype, head_dim, mask, tokens // seqlen, seqlen, seqlen, heads, heads))
+    return tuple(found)
+
+
 def paper() -> tuple[Shape, ...]:
-    """As in the paper: 16k tokens, heads x head_dim 2048, from many short sequences to one long one."""
-    return tuple(
-        Shape("bf16", head_dim, mask, 16384 // seqlen, seqlen, seqlen, 2048 // head_dim, 2048 // head_dim)
-        for head_dim, mask, seqlen in product((64, 128, 256), MASKS, (512, 1024, 2048, 4096, 8192, 16384))
-    )
+    """As in the paper."""
+    return grid("bf16", (64, 128, 256), MASKS)
 
 
 def odd() -> tuple[Shape, ...]:

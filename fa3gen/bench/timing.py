@@ -212,6 +212,13 @@ def _samples(plans: Mapping[_T, _Plan], rounds: int) -> dict[_T, list[_Sample]]:
     return samples
 
 
+def sms() -> int:
+    """SMs of the card."""
+    import torch
+
+    return int(torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count)
+
+
 def _event() -> Any:
     import torch
 

@@ -20,6 +20,7 @@ COMMANDS = {
     "inspect": "Show one kernel: plan, parameters, resources, code.",
     "verify": "Run the test cases on a GPU and write the evidence.",
     "bench": "Time the kernels against others on a GPU.",
+    "tune": "Search plans: build candidates, time them on a GPU, choose.",
     "doctor": "Show what this machine has and lacks.",
 }
 

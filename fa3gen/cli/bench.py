@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
 import click
+from fa3.contract import KernelEntry
 
-from fa3gen.bench import data, html, meter, peers, report, shapes, timing
+from fa3gen.bench import bound, data, html, meter, peers, report, shapes, timing
 from fa3gen.bench.meter import Meter
 from fa3gen.bench.peers import Contender
 from fa3gen.bench.report import Columns, Layout, Result, Row
@@ -117,6 +118,7 @@ def command(
     contenders = _ours(names, bundles, host, output)
     if kernels:
         contenders += peers.plans(peers.load_bundle(bundles[0]), kernels)
+        bundles = (*bundles, *[bundles[0]] * (len(contenders) - len(bundles)))
         names = tuple(contender.name for contender in contenders)
         peers.check_names(names)
     others = _load(wanted, output)
@@ -126,7 +128,8 @@ def command(
     with meter.find() as reader:
         output.say(f"SM clock and power: {reader.source}", {"kind": "meter", "source": reader.source})
         layout = Layout.of(columns, problems, chosen, reader.works)
-        run = _Run(contenders + others, rounds, reader, layout, output)
+        entries = {name: peers.kernels(folder) for name, folder in zip(names, bundles, strict=True)}
+        run = _Run(contenders + others, rounds, reader, layout, entries, output)
         result, notes = run(shapes.grouped(problems))
     if markdown:
         click.echo(report.markdown(result, _machine_line(facts)))
@@ -225,6 +228,7 @@ class _Run:
     rounds: int
     meter: Meter
     layout: Layout
+    entries: Mapping[str, Mapping[str, KernelEntry]]  # by column of ours and kernel
     output: _Output
 
     def __call__(self, problems: Sequence[Shape]) -> tuple[Result, list[str]]:
@@ -244,7 +248,7 @@ class _Run:
             served = {contender.name: kernel for contender in chosen if (kernel := contender.kernel(problem))}
             found = timing.shape(problem, chosen, self.rounds, self.layout.kinds, self.meter, hot)
             for kind, times in found.items():
-                row = Row(problem, times, kind, served)
+                row = Row(problem, times, kind, served, self._bounds(problem, times, served))
                 rows.append(row)
                 self.output.say(self.layout.line(result, row), report.record(result, row))
             for line in _remarks(found.values()):
@@ -255,6 +259,16 @@ class _Run:
         notes += self._ceiling("end")
         self.output.say("\n".join(["", *report.summary(result)]), report.summary_record(result))
         return result, notes + sorted(said)
+
+    def _bounds(self, problem: Shape, times: Times, served: Mapping[str, str]) -> dict[str, float]:
+        """TFLOP/s at most of what served, at the clock that the card had; empty where that could not be read."""
+        found = {}
+        for name, kernel in served.items():
+            entry, clock = self.entries[name].get(kernel), times.clock_mhz.get(name)
+            most = None if entry is None or clock is None else bound.tflops(entry, problem, clock, timing.sms())
+            if most is not None:
+                found[name] = most
+        return found
 
     def _ceiling(self, when: str) -> list[str]:
         try:

@@ -9,12 +9,15 @@ from typing import Any
 import click
 from fa3.contract import Param
 
-from fa3gen import abi, build, bundle, sass
+from fa3gen import abi, build, bundle, loops, sass
+from fa3gen.arch import ARCHS
+from fa3gen.arch.budget import CLOCK_MHZ
 from fa3gen.axes import AXES, spelled
 from fa3gen.build import CUBIN, PTX, KernelBuild, Paths
 from fa3gen.cli import common
 from fa3gen.digest import sha256
 from fa3gen.errors import Fa3genError, UsageError
+from fa3gen.model import ForwardPlan
 from fa3gen.plan import PLAN_FIELDS, resolve_all
 
 
@@ -73,6 +76,7 @@ def _document(kernel: KernelBuild) -> dict[str, Any]:
         "launch": asdict(abi.launch(plan)),
         "digests": {"kernel": kernel.digest, **{key: kernel.inputs[key] for key in ("source", "device", "abi")}},
         "options": kernel.inputs["options"],
+        "budget": _budget(plan),
         "built": kernel.stored is not None,
         "why_not_built": kernel.reason,
     }
@@ -85,6 +89,7 @@ def _built(kernel: KernelBuild) -> dict[str, Any]:
         return {}
     cubin = kernel.stored.read(CUBIN)
     digest = sha256(cubin)
+    text = sass.disassemble(cubin) if sass.find_tool() else None
     return {
         "cubin_sha256": digest,
         "cubin_bytes": len(cubin),
@@ -95,8 +100,52 @@ def _built(kernel: KernelBuild) -> dict[str, Any]:
         },
         "resources": kernel.resources.to_json(),
         "remarks": kernel.stored.meta["remarks"],
-        "sass": asdict(sass.count(sass.disassemble(cubin))) if sass.find_tool() else None,
+        "sass": asdict(sass.count(text)) if text else None,
+        "mainloop": _mainloop(kernel.plan, text) if text else None,
         "verified": bundle.verified(common.load_evidence(), kernel.name, digest),
+    }
+
+
+def _budget(plan: ForwardPlan) -> dict[str, Any]:
+    """What a step takes of each unit of an SM, and how fast that makes the kernel at most."""
+    found = ARCHS[plan.variant.arch].budget(plan)
+    return {
+        "clocks": dict(found.clocks),
+        "binding": found.binding,
+        "predicted": found.predicted,
+        "clock_mhz": CLOCK_MHZ,
+        "tflops": round(found.tflops(), 1),
+        "instructions": dict(found.instructions),
+    }
+
+
+def _mainloop(plan: ForwardPlan, text: str) -> dict[str, Any]:
+    """A step as it was compiled, and every loop with WGMMAs."""
+    found = [
+        {
+            "at": loop.address,
+            "masked": loop.masked,
+            "instructions": len(loop.always),
+            "sometimes": len(loop.sometimes),
+            "exponentials": loop.exponentials,
+            "under_pv": loop.under_pv,
+            "barrier_waits": loop.barrier_waits,
+            "local": loop.local,
+        }
+        for loop in loops.loops(text)
+    ]
+    try:
+        step = loops.compare(plan, text)
+    except loops.CodeError as error:
+        return {"loops": found, "problems": [str(error)]}
+    return {
+        "instructions": {kind: made for kind, (made, _) in step.instructions.items()},
+        "total": step.made,
+        "repacking": step.repacking,
+        "under_pv": step.exponentials[0],
+        "exponentials": step.exponentials[1],
+        "loops": found,
+        "problems": list(step.problems),
     }
 
 
@@ -122,6 +171,7 @@ def _print(document: dict[str, Any], kernel: KernelBuild, verbose: bool) -> None
     click.echo()
     _print_pairs("launch", document["launch"])
     _print_digests(document, verbose)
+    _print_budget(document)
     if not document["built"]:
         click.echo(f"not built: {document['why_not_built']}\n  next: fa3gen build {document['name']}")
         return
@@ -129,6 +179,8 @@ def _print(document: dict[str, Any], kernel: KernelBuild, verbose: bool) -> None
     _print_pairs("resources", resources)
     counts = document["sass"]
     _print_pairs("machine code", counts) if counts else click.echo(f"machine code: pip install {sass.WHEEL}\n")
+    if document["mainloop"]:
+        _print_mainloop(document["mainloop"])
     click.echo("remarks of ptxas")
     for remark in document["remarks"]:
         click.echo(f"  {remark}")
@@ -154,6 +206,41 @@ def _print_digests(document: dict[str, Any], verbose: bool) -> None:
         digests["cubin"] = f"{document['cubin_sha256']}  ({document['cubin_bytes']} bytes)"
         digests["toolchain"] = ", ".join(f"{key} {value}" for key, value in document["toolchain"].items())
     _print_pairs("digests", digests)
+
+
+def _print_budget(document: dict[str, Any]) -> None:
+    """A step's clocks by unit; beside the instructions of the budget those of the code, where it can be read."""
+    budget, made = document["budget"], (document.get("mainloop") or {}).get("instructions")
+    click.echo(f"budget of a step, {document['plan']['tile_m']} x {document['plan']['tile_n']} scores")
+    rows = [
+        (f"  {unit}", f"{clocks:.0f}", f"{clocks / budget['predicted']:.2f}{' binding' * (unit == budget['binding'])}")
+        for unit, clocks in budget["clocks"].items()
+    ]
+    common.print_table(("  UNIT", "CLOCKS", "SHARE"), rows)
+    click.echo(f"  at most {budget['tflops']:.0f} TFLOP/s at {budget['clock_mhz']:.0f} MHz\n")
+    wanted = dict(budget["instructions"])
+    wanted["all"] = sum(wanted.values())
+    if made:
+        made = {**made, "all": document["mainloop"]["total"]}
+    rows = [(f"  {kind}", str(n), f"{made[kind]:g}" if made else "") for kind, n in wanted.items()]
+    common.print_table(("  INSTRUCTIONS", "BUDGET", "CODE" if made else ""), rows)
+    click.echo()
+
+
+def _print_mainloop(found: dict[str, Any]) -> None:
+    click.echo("mainloop")
+    if "total" in found:
+        click.echo(f"  {found['under_pv']} of {found['exponentials']} exponentials run under PV")
+        if found["repacking"]:
+            click.echo(f"  {found['repacking']:g} instructions a step only put P together again")
+    for loop in found["loops"]:
+        kind = "masked" if loop["masked"] else "unmasked"
+        click.echo(
+            f"  {kind} loop: {loop['instructions']} instructions and at times {loop['sometimes']} more,"
+            f" {loop['under_pv']} of {loop['exponentials']} exponentials under PV,"
+            f" {loop['barrier_waits']} waits for barriers, {loop['local']} spills"
+        )
+    click.echo(f"  against the budget: {'; '.join(found['problems']) or 'ok'}\n")
 
 
 def _print_pairs(title: str, pairs: dict[str, Any]) -> None:

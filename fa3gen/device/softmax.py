@@ -6,7 +6,6 @@ threads; ``Rows.total`` is the thread's own share of the sum, added up in :func:
 
 from __future__ import annotations
 
-import builtins
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -43,7 +42,8 @@ class Range:
 FOLLOWING = Range(start=0, limit=0, overflow=0)
 #: bf16 has fp32's exponents, so P is as precise at 2^64 as at 1.  V up to 2^50 keeps O finite there.
 BF16 = Range(start=0, limit=16, overflow=64)
-#: fp16 ends at 65504.  Below 2^-14 it loses precision: at worst 2^-17 of the row's largest P, where O is rounded to 2^-11.
+#: fp16 ends at 65504.  Below 2^-14 it loses precision: at worst 2^-17 of the row's largest P, where O is rounded to
+#: 2^-11.
 FP16 = Range(start=8, limit=0, overflow=15)
 
 
@@ -67,8 +67,8 @@ class Rows:
     range: Range
 
 
-def make_rows(range: Range = FOLLOWING) -> Rows:
-    return Rows(*(cute.make_rmem_tensor((ROWS,), Float32) for _ in builtins.range(5)), range)
+def make_rows(allowed: Range = FOLLOWING) -> Rows:
+    return Rows(*(cute.make_rmem_tensor((ROWS,), Float32) for _ in range(5)), allowed)
 
 
 def reset(rows: Rows) -> None:
@@ -212,7 +212,7 @@ def outgrown(rows: Rows):
 
 @cute.jit
 def raise_shift(rows: Rows):
-    """Raises the shift to the size of the latest block's sums; O must be scaled by ``rows.correction``, a power of 2."""
+    """Raises the shift to the size of the latest sums; O must be scaled by ``rows.correction``, a power of 2."""
     for r in range_constexpr(ROWS):
         largest = rows.block_total[r]
         for step in range_constexpr(2):

@@ -75,13 +75,18 @@ def kernel(
 
 
 @contextmanager
-def deadline(seconds: float | None, what: str) -> Iterator[None]:
-    """Ends the process where the block takes longer than ``seconds``: nothing else stops a kernel that hangs."""
+def deadline(seconds: float | None, what: str, last: Callable[[], object] | None = None) -> Iterator[None]:
+    """Ends the process where the block takes longer than ``seconds``: nothing else stops a kernel that hangs.
+
+    ``last`` is called before.
+    """
     done = threading.Event()
 
     def watch() -> None:
         if not done.wait(seconds):
             print(f"error: {what} hangs: not done within {seconds:g} s", file=sys.stderr, flush=True)
+            if last is not None:
+                last()
             os._exit(int(ExitCode.FINDINGS))
 
     if seconds is not None:
