@@ -35,13 +35,17 @@ from cutlass.pipeline import PipelineState
 from fa3gen.device import (
     index,
     mask,
+    messages,
     ring,
-    scheduler_dynamic as scheduler,
     softmax,
     tiles,
     wgmma,
 )
+from fa3gen.device.messages import Messages
 from fa3gen.device.ring import Ring
+
+from fa3gen.device.scheduler_dynamic import Dynamic as Scheduler
+from fa3gen.device.scheduler_dynamic import draw
 
 NAME = "fwd_bf16_d64_full_sm90a"
 
@@ -61,7 +65,8 @@ STORE_WARP = 1
 Q_BOXES = WARPGROUPS * Q_STAGES
 ROW_BYTES = HEAD_DIM * Element.width // 8
 RINGS_BARRIERS = 2 * (Q_STAGES + 2 * STAGES)
-BARRIERS = RINGS_BARRIERS + Q_BOXES + scheduler.BARRIERS
+BARRIERS = RINGS_BARRIERS + Q_BOXES + messages.BARRIERS
+WORDS = messages.SLOTS + 1
 #: Named barriers: 8 + i is the consumer warpgroup's own.
 WARPGROUP_BARRIER = 8
 
@@ -90,9 +95,8 @@ class Shared:
     k_ring: Ring
     v_ring: Ring
     out_full: cute.Pointer
+    next_tile: Messages
     never: cute.Tensor  # a word that is never written
-
-
 @dataclass(frozen=True)
 class Warpgroup:
     """What a consumer thread works with."""
@@ -113,13 +117,11 @@ class Warpgroup:
 
 @dataclass(frozen=True)
 class Tile:
-    """64 rows of a warpgroup: the first row, the blocks of keys that it sees and those of them that need no mask."""
+    """64 rows of a warpgroup: the first row, the blocks of keys that they see, and where their Q lies."""
 
     row: Int32
     n_blocks: Int32
     q_box: Int32
-
-
 @cute.jit
 def locate(problem: Problem, tile: Int32):
     """(m_block, head, batch) of a tile."""
@@ -168,11 +170,11 @@ def kernel(
         f_k: cute.struct.Align[cute.struct.MemRange[Element, cute.cosize(smem.k)], 1024]
         f_v: cute.struct.Align[cute.struct.MemRange[Element, cute.cosize(smem.v)], 1024]
         f_barriers: cute.struct.MemRange[Int64, BARRIERS]
-        f_words: cute.struct.MemRange[Int32, 4]
+        f_words: cute.struct.MemRange[Int32, WORDS]
 
     storage = SmemAllocator().allocate(Storage)
     barriers = storage.f_barriers.data_ptr()
-    words = storage.f_words.get_tensor(cute.make_layout((4,)))
+    words = storage.f_words.get_tensor(cute.make_layout((WORDS,)))
     k_barriers = barriers + 2 * Q_STAGES
     shared = Shared(
         q=storage.f_q.get_tensor(smem.q.outer, swizzle=smem.q.inner),
@@ -183,10 +185,10 @@ def kernel(
         k_ring=ring.make(k_barriers, STAGES, TILE_N * ROW_BYTES),
         v_ring=ring.make(k_barriers + 2 * STAGES, STAGES, TILE_N * ROW_BYTES),
         out_full=barriers + RINGS_BARRIERS,
-        never=cute.make_tensor(words.iterator + 3, cute.make_layout((1,))),
+        next_tile=messages.make(words, barriers + (RINGS_BARRIERS + Q_BOXES)),
+        never=cute.make_tensor(words.iterator + messages.SLOTS, cute.make_layout((1,))),
     )
-    message_barriers = barriers + (RINGS_BARRIERS + Q_BOXES)
-    work = scheduler.make(words, message_barriers, num_tiles, tile_counter)
+    scheduler = Scheduler(num_tiles, tile_counter)
     problem = Problem(
         seqlen_q=seqlen_q,
         seqlen_k=seqlen_k,
@@ -206,26 +208,26 @@ def kernel(
             ring.init(shared.v_ring, WARPGROUPS)
             for i in range_constexpr(Q_BOXES):
                 cute.arch.mbarrier_init(shared.out_full + i, 1)
-            scheduler.init(work, 4 * WARPGROUPS + 1)
+            messages.init(shared.next_tile, 4 * WARPGROUPS + 1)
         cute.arch.mbarrier_init_fence()
     cute.arch.sync_threads()
 
     if warp < 4:
         cute.arch.setmaxregister_decrease(PRODUCER_REGS)
         if warp == LOAD_WARP:
-            load(problem, shared, work, tma_q, tma_k, tma_v)
+            load(problem, shared, scheduler, tma_q, tma_k, tma_v)
         if warp == STORE_WARP:
-            store(problem, shared, work, tma_out)
+            store(problem, shared, tma_out)
     else:
         cute.arch.setmaxregister_increase(CONSUMER_REGS)
-        consume(problem, shared, work, thread - 128, lse, lse_stride_batch, lse_stride_head, softmax_scale_log2)
+        consume(problem, shared, thread - 128, lse, lse_stride_batch, lse_stride_head, softmax_scale_log2)
 
 
 @cute.jit
 def load(
     problem: Problem,
     shared: Shared,
-    work: scheduler.Work,
+    scheduler: Scheduler,
     tma_q: cute.CopyAtom,
     tma_k: cute.CopyAtom,
     tma_v: cute.CopyAtom,
@@ -263,9 +265,8 @@ def load(
                 )
         else:
             ring.skip(shared.q_ring, q_state)
+        next_tile = draw(scheduler, tile)
         q_state.advance()
-        tile = scheduler.draw(work, count)
-        count += 1
         for i in cutlass.range(1, n_blocks, unroll=1):
             ring.load(shared.k_ring, k_state, tma_k, k_global[None, n_blocks - 1 - i], k_smem)
             k_state.advance()
@@ -274,10 +275,13 @@ def load(
         if n_blocks > 0:
             ring.load(shared.v_ring, v_state, tma_v, v_global[None, 0], v_smem)
             v_state.advance()
+        messages.send(shared.next_tile, count, next_tile)
+        tile = next_tile
+        count += 1
 
 
 @cute.jit
-def store(problem: Problem, shared: Shared, work: scheduler.Work, tma_out: cute.CopyAtom):
+def store(problem: Problem, shared: Shared, tma_out: cute.CopyAtom):
     """O of every tile; hands Q's stage back when it has been read."""
     coords = tiles.coordinates(HEAD_DIM, problem.seqlen_q, problem.heads_q)
     state = ring.consumer_state(shared.q_ring)
@@ -294,7 +298,7 @@ def store(problem: Problem, shared: Shared, work: scheduler.Work, tma_out: cute.
         cute.arch.cp_async_bulk_wait_group(0, read=True)
         ring.release(shared.q_ring, state)
         state.advance()
-        tile = scheduler.receive(work, count)
+        tile = messages.receive(shared.next_tile, count)
         count += 1
 
 
@@ -302,7 +306,6 @@ def store(problem: Problem, shared: Shared, work: scheduler.Work, tma_out: cute.
 def consume(
     problem: Problem,
     shared: Shared,
-    work: scheduler.Work,
     thread: Int32,
     lse: cute.Pointer,
     lse_stride_batch: Int64,
@@ -328,7 +331,7 @@ def consume(
         wg.out.fill(0.0)
         if n_blocks > 0:
             k_state, v_state = attend(problem, shared, wg, rows, k_state, v_state)
-        row_lse = softmax.finish(wg.out, wg.rows, softmax_scale_log2)
+        row_lse = softmax.finish(wg.out, wg.rows)
         tiles.stage_out(wg.out, wg.pv, wg.thread, Element, shared.out[None, None, rows.q_box])
         cute.arch.barrier(barrier_id=WARPGROUP_BARRIER + number, number_of_threads=128)
         if wg.thread == 0:
@@ -339,7 +342,7 @@ def consume(
             )
             store_lse(to, wg, row, row_lse)
         q_state.advance()
-        tile = scheduler.receive(work, count)
+        tile = messages.receive(shared.next_tile, count)
         count += 1
 
 
@@ -349,6 +352,7 @@ def make_warpgroup(shared: Shared, number: Int32, thread: Int32, softmax_scale_l
     qk, pv = tiles.multiplies(Element, TILE_N, HEAD_DIM)
     qk_slice, pv_slice = qk.get_slice(0), pv.get_slice(0)
     scores = cute.make_rmem_tensor(qk.partition_shape_C((tiles.WARPGROUP_ROWS, TILE_N)), Float32)
+    rows = softmax.make_rows()
     return Warpgroup(
         number=number,
         thread=thread,
@@ -360,7 +364,7 @@ def make_warpgroup(shared: Shared, number: Int32, thread: Int32, softmax_scale_l
         p=cute.make_rmem_tensor_like(scores, Element),
         out=cute.make_rmem_tensor(pv.partition_shape_C((tiles.WARPGROUP_ROWS, HEAD_DIM)), Float32),
         coords=qk.get_slice(thread).partition_C(cute.make_identity_tensor((tiles.WARPGROUP_ROWS, TILE_N))),
-        rows=softmax.make_rows(),
+        rows=rows,
         softmax_scale_log2=softmax_scale_log2,
     )
 
@@ -392,7 +396,8 @@ def release(of: Ring, wg: Warpgroup, state: PipelineState):
 def attend(problem: Problem, shared: Shared, wg: Warpgroup, rows: Tile, k_state: PipelineState, v_state: PipelineState):
     """O and row sums over the ``rows.n_blocks`` leftmost blocks, at least one."""
     k_state, v_state = k_state.clone(), v_state.clone()
-    unmasked = index.quotient(visible_keys(problem, rows.row), TILE_N)
+    # the last key of the first row counts as masked: so every row that sees a key has a maximum after those blocks
+    unmasked = index.quotient(cutlass.max(visible_keys(problem, rows.row), 1) - 1, TILE_N)
     scores = cute.make_rmem_tensor(wg.qk.partition_shape_C((tiles.WARPGROUP_ROWS, TILE_N)), Float32)
     ring.wait_full(shared.k_ring, k_state)
     issue_qk(wg, scores, rows, k_state)
@@ -400,12 +405,11 @@ def attend(problem: Problem, shared: Shared, wg: Warpgroup, rows: Tile, k_state:
     release(shared.k_ring, wg, k_state)
     apply_mask(problem, wg, scores, rows, rows.n_blocks - 1)
     softmax.first_block(scores, wg.rows, wg.softmax_scale_log2)
-    wg.p.store(scores.load().to(Element))
+    wgmma.convert(scores, wg.p)
 
     masked = cutlass.min(cutlass.max(rows.n_blocks - unmasked, 1), rows.n_blocks)
     k_state, v_state = attend_blocks(problem, shared, wg, rows, 1, masked, True, k_state, v_state)
     k_state, v_state = attend_blocks(problem, shared, wg, rows, masked, rows.n_blocks, False, k_state, v_state)
-
     ring.wait_full(shared.v_ring, v_state)
     issue_pv(wg, v_state)
     warpgroup.wait_group(0)
@@ -449,7 +453,7 @@ def attend_blocks(
         softmax.add_block_total(wg.rows)
         warpgroup.wait_group(0)
         release(shared.v_ring, wg, v_state)
-        wg.p.store(scores.load().to(Element))
+        wgmma.convert(scores, wg.p)
         if outgrown:
             softmax.rescale(wg.out, wg.rows)
         v_state.advance()
