@@ -21,7 +21,11 @@ CONFIG = REPO / "variants.yaml"
 #: One kernel for tests that need any.
 NAME = "fwd_bf16_d64_full_sm90a"
 #: Conditions of templates of which the shipped plans take one side, and a change of a plan that takes the other.
-ALTERNATIVES: Mapping[str, Mapping[str, Any]] = {"plan.persistent": {"scheduler": "static"}}
+ALTERNATIVES: Mapping[str, Mapping[str, Any]] = {
+    "plan.dynamic": {"scheduler": "persistent"},
+    "plan.persistent": {"scheduler": "static"},
+    "plan.optimistic": {"softmax": "optimistic"},
+}
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,15 @@ def built() -> Mapping[str, Built]:
         assert kernel.stored is not None, f"{kernel.name}: {kernel.reason}"
         found[kernel.name] = Built(kernel, kernel.stored.read(CUBIN), kernel.stored.read(PTX).decode())
     return found
+
+
+def built_alone(plan: ForwardPlan) -> Built:
+    """A kernel that need not be shipped, through the store."""
+    with tempfile.TemporaryDirectory() as folder:
+        paths = Paths.under(REPO / "build", Path(folder) / "bundle")
+        (kernel,) = build.run(build.prepare([plan], paths, shipped().toolchain), paths, shipped().toolchain).kernels
+    assert kernel.stored is not None, f"{kernel.name}: {kernel.reason}"
+    return Built(kernel, kernel.stored.read(CUBIN), kernel.stored.read(PTX).decode())
 
 
 _FOLDERS: list[tempfile.TemporaryDirectory[str]] = []

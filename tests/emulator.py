@@ -11,23 +11,31 @@ import torch
 from torch import Tensor
 
 from fa3gen.device import index
-from fa3gen.model import ForwardPlan, Softmax
+from fa3gen.model import DType, ForwardPlan
 
 WARPGROUP_ROWS = 64
 LAZY_GROWTH = 8.0
+#: Of an optimistic softmax, powers of 2: where P starts, when the shift is raised, when a tile has failed.
+RANGES = {DType.BF16: (0, 16, 64), DType.FP16: (8, 0, 15)}
 
 
 def forward(
     plan: ForwardPlan, q: Tensor, k: Tensor, v: Tensor, scale: float, head_section: int = 2
-) -> tuple[Tensor, Tensor]:
-    """out (batch, seqlen_q, heads_q, head_dim) and LSE (batch, heads_q, seqlen_q); rows never written stay NaN."""
+) -> tuple[Tensor, Tensor, list[int]]:
+    """out (batch, seqlen_q, heads_q, head_dim), LSE (batch, heads_q, seqlen_q) and the tiles that were done again.
+
+    Rows never written stay NaN.
+    """
     batch, seqlen_q, heads, _ = q.shape
     m_tiles = index.ceil_div(seqlen_q, plan.tile_m)
     num_tiles = m_tiles * heads * batch
     heads_per_kv = heads // k.shape[2]
     out = torch.full((*q.shape[:3], v.shape[-1]), torch.nan, dtype=q.dtype)
     lse = torch.full((batch, heads, seqlen_q), torch.nan, dtype=q.dtype)
-    for tile in range(num_tiles):
+    failed: list[int] = []
+    messages = list(range(num_tiles))
+    for message in messages:
+        tile = index.tile_number(message)
         if plan.variant.causal:
             m_block, head, b = index.longest_first(tile, m_tiles, num_tiles, heads, head_section)
         else:
@@ -36,21 +44,27 @@ def forward(
         for first in range(m_block * plan.tile_m, (m_block + 1) * plan.tile_m, WARPGROUP_ROWS):
             rows = slice(first, min(first + WARPGROUP_ROWS, seqlen_q))
             if first < seqlen_q:
-                o, total = _rows(plan, q[b, rows, head], k[b, :, kv_head], v[b, :, kv_head], scale, first, seqlen_q)
+                keys, values, again = k[b, :, kv_head], v[b, :, kv_head], message >= index.AGAIN
+                o, total, bad = _rows(plan, q[b, rows, head], keys, values, scale, first, seqlen_q, again)
                 out[b, rows, head], lse[b, head, rows] = o, total
-    return out, lse
+                if bad and not again and tile not in failed:
+                    failed.append(tile)
+                    messages.append(tile + index.AGAIN)
+    return out, lse, failed
 
 
 def _rows(
-    plan: ForwardPlan, q: Tensor, k: Tensor, v: Tensor, scale: float, first: int, seqlen_q: int
-) -> tuple[Tensor, Tensor]:
-    """A warpgroup's rows of one head."""
+    plan: ForwardPlan, q: Tensor, k: Tensor, v: Tensor, scale: float, first: int, seqlen_q: int, again: bool
+) -> tuple[Tensor, Tensor, bool]:
+    """A warpgroup's rows of one head, and whether they failed."""
     count, seqlen_k, scale_log2 = len(q), len(k), scale * math.log2(math.e)
     visible = torch.tensor([_visible(plan, first + r, seqlen_q, seqlen_k) for r in range(count)])
     n_blocks = index.ceil_div(int(visible[-1]), plan.tile_n)
-    unmasked = index.quotient(int(visible[0]), plan.tile_n)
+    unmasked = index.quotient(max(int(visible[0]), 1) - 1, plan.tile_n)
     masked = min(max(n_blocks - unmasked, 1), n_blocks)
+    begin, limit, overflow = RANGES[plan.variant.dtype] if plan.optimistic else (0, 0, 0)
     maximum = torch.full((count,), -torch.inf, dtype=q.dtype)
+    shift, largest = torch.zeros(count, dtype=q.dtype), torch.zeros(count, dtype=q.dtype)
     total, out = torch.zeros(count, dtype=q.dtype), torch.zeros(count, v.shape[-1], dtype=q.dtype)
     for i in range(n_blocks):
         start = (n_blocks - 1 - i) * plan.tile_n
@@ -59,17 +73,26 @@ def _rows(
         scores = q @ block_k.T
         if i < masked:
             scores = torch.where(keys[None] < visible[:, None], scores, -torch.inf)
-        best = torch.maximum(maximum, scores.amax(1))
-        if plan.softmax is Softmax.LAZY and i >= masked:
-            grown = bool(((best - maximum) * scale_log2 > LAZY_GROWTH).any())
-            best = best if grown else maximum
-        drop = torch.where(best == -torch.inf, torch.zeros_like(best), maximum - best)
-        correction = torch.exp2(drop * scale_log2)
-        shift = torch.where(best == -torch.inf, torch.zeros_like(best), best * scale_log2)
+        correction = torch.ones_like(total)
+        if plan.optimistic and i >= masked and not again:
+            if bool((largest > 2.0**limit).any()):
+                steps = (torch.log2(largest).nan_to_num(0, 1e4, 0).trunc() + begin).clamp(min=0)
+                correction, shift = torch.exp2(-steps), shift + steps
+                total = torch.where(largest < 2.0**overflow, total, torch.inf)
+        else:
+            best = torch.maximum(maximum, scores.amax(1))
+            if plan.lazy and i >= masked:
+                grown = bool(((best - maximum) * scale_log2 > LAZY_GROWTH).any())
+                best = best if grown else maximum
+            unseen = best == -torch.inf
+            correction = torch.exp2(torch.where(unseen, 0.0, maximum - best) * scale_log2)
+            shift, maximum = torch.where(unseen, 0.0, best * scale_log2 + begin), best
         p = torch.exp2(scores * scale_log2 - shift[:, None])
-        total, out, maximum = total * correction + p.sum(1), out * correction[:, None] + p @ block_v, best
+        largest = p.view(count, -1, 4, 2).sum((1, 3)).amax(1)  # of the 4 threads of a row
+        total, out = total * correction + p.sum(1), out * correction[:, None] + p @ block_v
+    failed = plan.optimistic and not bool((total < 2.0**overflow).all())
     out = torch.where(total[:, None] > 0, out / total[:, None], torch.zeros_like(out))
-    return out, (maximum * scale_log2 + torch.log2(total)) * math.log(2)
+    return out, (shift + torch.log2(total)) * math.log(2), failed
 
 
 def _visible(plan: ForwardPlan, row: int, seqlen_q: int, seqlen_k: int) -> int:

@@ -106,8 +106,8 @@ def test_the_machine_code_of_a_shipped_kernel(name: str) -> None:
     plan = kernel.plan
     counts = sass.count(sass.disassemble(kernel.cubin))
     # QK walks head_dim and PV walks the keys of a block in steps of 16; both are there for the first or last block, for
-    # masked blocks and for the others
-    assert counts.hgmma == 3 * (plan.variant.head_dim.qk // 16 + plan.tile_n // 16)
+    # masked blocks and for the others, and for tiles that are done again
+    assert counts.hgmma == (3 + plan.optimistic) * (plan.variant.head_dim.qk // 16 + plan.tile_n // 16)
     assert counts.local == 0
     assert counts.setmaxreg == (plan.producer_regs, plan.consumer_regs)
 
@@ -402,11 +402,15 @@ def changed_maps(tensor_map: TensorMap) -> list[TensorMap]:
 
 def test_device_sources_are_followed() -> None:
     found = compiler.device_sources(render(plan_of()))
-    assert {"", "ring", "softmax", "tiles", "wgmma", "index", "mask", "scheduler_dynamic"} <= set(found)
-    assert "scheduler_static" not in found
+    assert {"", "ring", "softmax", "tiles", "wgmma", "index", "mask", "messages", "scheduler_dynamic"} <= set(found)
+    assert not {"again", "scheduler_static", "scheduler_persistent"} & set(found)
     assert found["ring"].startswith('"""')
-    static = resolve(plan_of().variant, {"scheduler": "static"})
-    assert "scheduler_static" in compiler.device_sources(render(static))
+    for change, module in (
+        ({"scheduler": "static"}, "scheduler_static"),
+        ({"scheduler": "persistent"}, "scheduler_persistent"),
+        ({"softmax": "optimistic"}, "again"),
+    ):
+        assert module in compiler.device_sources(render(resolve(plan_of().variant, change)))
     assert set(compiler.device_sources("from fa3gen.device.ring import Ring\n")) >= {"ring"}
     assert set(compiler.device_sources("import fa3gen.device.mask as m\n")) >= {"mask"}
     assert compiler.device_sources("import cutlass\n") == {}

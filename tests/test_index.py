@@ -38,11 +38,35 @@ def test_longest_first_takes_the_last_rows_of_a_section_first() -> None:
     assert [h for _, h, _ in order] == [0, 1] * 3 + [2, 3] * 3
 
 
-@pytest.mark.parametrize("num_ctas", [1, 2, 5, 7, 30])
-@pytest.mark.parametrize("num_tiles", [1, 2, 7, 29])
-def test_drawing_gives_each_tile_once_and_leaves_the_counter_at_zero(num_tiles: int, num_ctas: int) -> None:
-    """The protocol of scheduler_dynamic.draw, with CTAs that take turns in an uneven order."""
-    grid = min(num_ctas, num_tiles)
+def test_later_tile() -> None:
+    assert [index.later_tile(tile, 4, 10) for tile in range(10)] == [4, 5, 6, 7, 8, 9, -1, -1, -1, -1]
+
+
+@pytest.mark.parametrize("tile", [0, 1, 12345, index.AGAIN - 1])
+def test_a_message_says_which_tile_and_whether_again(tile: int) -> None:
+    again = tile + index.AGAIN
+    assert [index.tile_number(message) for message in (tile, again)] == [tile, tile]
+    assert tile < index.AGAIN <= again < 1 << 31
+
+
+@pytest.mark.parametrize("num_sms", range(1, 34))
+@pytest.mark.parametrize("num_tiles", [1, 2, 7, 29, 32])
+def test_persistent_ctas_take_each_tile_once(num_tiles: int, num_sms: int) -> None:
+    """scheduler_persistent.draw."""
+    grid, done = min(num_sms, num_tiles), []
+    for cta in range(grid):
+        tile = cta
+        while tile >= 0:
+            done.append(tile)
+            tile = index.later_tile(tile, grid, num_tiles)
+    assert sorted(done) == list(range(num_tiles))
+
+
+@pytest.mark.parametrize("num_sms", range(1, 34))
+@pytest.mark.parametrize("num_tiles", [1, 2, 7, 29, 32])
+def test_drawing_gives_each_tile_once_and_leaves_the_counter_at_zero(num_tiles: int, num_sms: int) -> None:
+    """scheduler_dynamic.draw, with CTAs that take turns in an uneven order."""
+    grid = min(num_sms, num_tiles)
     counter, done = 0, []
     working = dict(enumerate(range(grid)))  # CTA -> tile
     turn = 0
@@ -53,9 +77,8 @@ def test_drawing_gives_each_tile_once_and_leaves_the_counter_at_zero(num_tiles: 
         drawn, counter = counter, counter + 1
         if drawn == num_tiles - 1:
             counter = 0
-        if drawn + grid < num_tiles:
-            working[cta] = drawn + grid
-        else:
+        working[cta] = index.later_tile(drawn, grid, num_tiles)
+        if working[cta] < 0:
             del working[cta]
     assert sorted(done) == list(range(num_tiles))
     assert counter == 0

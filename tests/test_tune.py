@@ -23,8 +23,8 @@ from fa3gen.bench.timing import Times
 from fa3gen.cli import tune_choose, tune_run
 from fa3gen.cli.tune import command
 from fa3gen.errors import ConfigError, ExitCode, Fa3genError, MachineError, UsageError
-from fa3gen.model import Arch, DType, Mask, Scheduler, parse_name
-from fa3gen.plan import PLAN_FIELDS, RULES_DIR, load_rules, resolve
+from fa3gen.model import Arch, Bounds, DType, Mask, Scheduler, parse_name
+from fa3gen.plan import PLAN_FIELDS, RULES_DIR, load_rules, resolve, resolve_all
 from fa3gen.tune import candidates, choose, record, rules, run
 from fa3gen.tune.record import Check, Records, Time
 from fa3gen.verify import cases
@@ -436,6 +436,17 @@ def test_rules_of_ranges_come_first_with_their_bounds() -> None:
     assert "1.11 of the general plan" in first
     assert "when" not in second
     assert "tile_n: 64" in second
+
+
+def test_rules_of_ranges_are_read_as_they_were_chosen(tmp_path: Path) -> None:
+    _written(tmp_path, _decision(TIMES), ())
+    loaded = load_rules(tmp_path / "sm90a.yaml")
+    for dtype in DType:
+        variant = replace(parse_name(D128), dtype=dtype)
+        further, general = resolve_all(variant, rules=loaded)
+        assert (general.name, general.when, general.tile_n) == (variant.name, None, 64)
+        assert (further.name, further.tile_n) == (f"{variant.name}__n96", 96)
+        assert further.when == Bounds.of({"min_seqlen_k": 2048, "max_seqlen_k": 2048})
 
 
 def test_dtypes_that_were_measured_keep_their_own_rules() -> None:

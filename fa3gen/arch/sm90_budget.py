@@ -7,7 +7,7 @@ overlap without a gap.
 from __future__ import annotations
 
 from fa3gen.arch.budget import Budget
-from fa3gen.model import ForwardPlan
+from fa3gen.model import ForwardPlan, Softmax
 
 #: Multiply-adds of 16-bit operands.
 TENSOR_FMAS = 2048
@@ -62,7 +62,6 @@ def instructions(plan: ForwardPlan) -> dict[str, int]:
     """
     d = plan.variant.head_dim
     scores, out = plan.tile_n // 2, d.v // 2
-    softmax = plan.softmax.value
     made = {
         "HGMMA": d.qk // _WGMMA_K + plan.tile_n // _WGMMA_K,
         "FFMA": scores,  # score * scale - maximum * scale
@@ -74,17 +73,20 @@ def instructions(plan: ForwardPlan) -> dict[str, int]:
         "F2FP": scores // 2,  # P, two in a register
         "other": _LOOP + _DESCRIPTORS_QK * (d.qk // _WGMMA_K) + _DESCRIPTORS_PV * (plan.tile_n // _WGMMA_K),
     }
-    if softmax != "optimistic":  # the maximum: over the thread's scores, the one before and the row's other threads
+    if not plan.optimistic:  # the maximum: over the thread's scores, the one before and the row's other threads
         made["FMNMX"] = scores + 2 * _THREAD_ROWS
         made["SHFL"] = 2 * _THREAD_ROWS
         made["FMUL"] = _THREAD_ROWS  # maximum * scale
-    if softmax == "exact":  # the factor of O and of the sum, and O times the factor
+    if plan.softmax is Softmax.EXACT:  # the factor of O and of the sum, and O times the factor
         made["MUFU"] += _THREAD_ROWS
         made["FFMA"] += _THREAD_ROWS
         made["FMUL"] += out + _THREAD_ROWS
-    if softmax == "lazy":  # how much the maximum grew, and whether that is too much for a row of the warp
+    if plan.lazy:  # how much the maximum grew, and whether that is too much for a row of the warp
         made["FADD"] += _THREAD_ROWS
         made["FMUL"] += _THREAD_ROWS
         made["FMNMX"] += _THREAD_ROWS - 1
         made["other"] += 4  # compare, vote and two branches
+    if plan.optimistic:  # whether a sum outgrew its limit in a row of the warp
+        made["FMNMX"] += _THREAD_ROWS - 1
+        made["other"] += 4
     return made

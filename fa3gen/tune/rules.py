@@ -36,7 +36,7 @@ def updated(text: str, file: Path, arch: Arch, decisions: Mapping[str, str], cov
     for rule, begin, end in zip(rules, begins, ends, strict=True):
         if any(rule.cells.match(variant) for variant in left):
             kept += lines[begin:end]
-        if getattr(rule, "when", None) is None:
+        if rule.when is None:
             left = [variant for variant in left if not rule.cells.match(variant)]
     head = lines[: begins[0]] if begins else lines[:start]
     return "".join([*head, *decisions.values(), *kept])

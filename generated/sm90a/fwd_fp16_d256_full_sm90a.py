@@ -97,6 +97,8 @@ class Shared:
     out_full: cute.Pointer
     next_tile: Messages
     never: cute.Tensor  # a word that is never written
+
+
 @dataclass(frozen=True)
 class Warpgroup:
     """What a consumer thread works with."""
@@ -122,6 +124,8 @@ class Tile:
     row: Int32
     n_blocks: Int32
     q_box: Int32
+
+
 @cute.jit
 def locate(problem: Problem, tile: Int32):
     """(m_block, head, batch) of a tile."""
@@ -323,7 +327,11 @@ def consume(
         m_block, head, batch = locate(problem, tile)
         row = m_block * TILE_M + number * tiles.WARPGROUP_ROWS
         n_blocks = count_blocks(problem, row, tiles.WARPGROUP_ROWS)
-        rows = Tile(row, n_blocks, q_state.index * WARPGROUPS + number)
+        rows = Tile(
+            row=row,
+            n_blocks=n_blocks,
+            q_box=q_state.index * WARPGROUPS + number,
+        )
         others = count_blocks(problem, m_block * TILE_M, TILE_M) - n_blocks
         k_state, v_state = hand_back(shared, wg, others, k_state, v_state)
         ring.wait_full(shared.q_ring, q_state)
