@@ -183,7 +183,7 @@ def test_list(shell: Shell) -> None:
 
     shell("build", NAME)
     (row,) = [row for row in shell("list").out.splitlines() if row.startswith(NAME)]
-    assert row.split()[-4:] == ["128", "147680", "yes", "no"]
+    assert row.split()[-4:] == ["128", "147676", "yes", "no"]
     assert "variants.yaml:" in shell("list", "-v", NAME).out
 
 
@@ -271,7 +271,7 @@ def test_build(shell: Shell) -> None:
     assert result.code == 0
     lines = result.err.splitlines()
     assert sorted(line.split(":")[0] for line in lines) == [OTHER, NAME]
-    assert all("compiled in 0.1 s (new), 128 registers, 147680 bytes of shared memory" in line for line in lines)
+    assert all("compiled in 0.1 s (new), 128 registers, 147676 bytes of shared memory" in line for line in lines)
     assert result.out.startswith("2 compiled, 0 up to date, 0 failed in ")
     assert "; build/bundle (2 kernels, " in result.out
     result = shell("build", NAME, OTHER)
