@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 from typing import NamedTuple
@@ -46,6 +47,11 @@ LINK += [
     "-Wl,-z,nodelete",
 ]
 
+NO_COMPILER = (
+    "error: no C++ compiler: {!r} is not on PATH; install one for C++17 (Debian and Ubuntu: apt install g++; "
+    "Fedora: dnf install gcc-c++ libstdc++-static), or name one with CXX"
+)
+
 
 def tvm_ffi_flags() -> tuple[list[str], list[str]]:
     """Compiler and linker flags for TVM-FFI's C interface."""
@@ -71,9 +77,12 @@ class BuildLibraries(build_ext):
         library = LIBRARIES[ext.name]
         target = Path(self.get_ext_fullpath(ext.name)).absolute()
         target.parent.mkdir(parents=True, exist_ok=True)
+        compiler = shlex.split(os.environ.get("CXX") or "c++")
+        if shutil.which(compiler[0]) is None:
+            raise SystemExit(NO_COMPILER.format(compiler[0]))
         # Paths in messages and debug facts are relative, so that the folder of the build is in no library.
         command = [
-            *shlex.split(os.environ.get("CXX", "c++")),
+            *compiler,
             *COMPILE,
             *WARNINGS,
             f"-I{HEADERS}",
@@ -86,7 +95,9 @@ class BuildLibraries(build_ext):
             link += [str(target.with_name("libfa3.so")), *libraries, "-Wl,-rpath,$ORIGIN", "-Wl,--enable-new-dtags"]
         else:
             link += ["-ldl", "-pthread"]
-        subprocess.run([*command, *ext.sources, "-o", str(target), *link], check=True)
+        code = subprocess.run([*command, *ext.sources, "-o", str(target), *link]).returncode
+        if code != 0:
+            raise SystemExit(f"error: {compiler[0]} failed with exit code {code} on {target.name}; it says why above")
 
 
 class PlatformWheel(bdist_wheel):

@@ -46,6 +46,7 @@ def compiled(name: str, trace: Trace | None = None, cuda_version: str = "12.9") 
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCompiler:
+    built()  # which compiles what the store lacks: with the real compiler, so before it is replaced
     fake = FakeCompiler()
     monkeypatch.setattr(compiler, "run", fake.run)
     return fake

@@ -63,6 +63,7 @@ class Shell:
 
 @pytest.fixture
 def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
+    built()  # which compiles what the store lacks: with the real compiler, so before it is replaced
     monkeypatch.chdir(tmp_path)
     Path("variants.yaml").write_text(CONFIG.read_text())
     shell = Shell(capsys)

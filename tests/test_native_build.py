@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -118,6 +119,24 @@ def test_the_wheel_alone_serves_python(wheel: Path, tmp_path: Path) -> None:
     )
     environment = {"PYTHONPATH": str(tmp_path / "site")}
     subprocess.run([sys.executable, "-c", code], env=environment, cwd=tmp_path, check=True)
+
+
+@pytest.mark.parametrize(
+    ("compiler", "message"),
+    [
+        ("no-such-compiler", "error: no C++ compiler: 'no-such-compiler' is not on PATH; install one"),
+        ("false", "error: false failed with exit code 1 on libfa3.so; it says why above"),
+    ],
+)
+@pytest.mark.parametrize("builder", ["build_ext", "editable_wheel"])
+def test_a_build_that_fails_says_why_in_one_line(compiler: str, message: str, builder: str, tmp_path: Path) -> None:
+    source = _copy_of_sources(tmp_path / "runtime")
+    command = [sys.executable, "setup.py", "-q", builder]
+    environment = {**os.environ, "CXX": compiler}
+    result = subprocess.run(command, cwd=source, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode != 0
+    assert "Traceback" not in result.stderr
+    assert result.stderr.splitlines()[-1].startswith(message)
 
 
 # ---- C --------------------------------------------------------------------------------------------------------------

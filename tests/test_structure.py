@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import os
 import re
 import subprocess
@@ -30,28 +31,62 @@ DEVICE = ROOT / "fa3gen" / "device"
 KERNEL = "fwd_bf16_d64_full_sm90a"
 
 
+#: Untracked files that count, too: what somebody has written and not yet added.  Not what tools leave while tests run.
+SOURCES = {".c", ".cpp", ".h", ".jinja", ".md", ".py", ".toml", ".yaml"}
+
+
 @cache
 def _tracked() -> tuple[Path, ...]:
-    """The files of the repository, without those that git ignores."""
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    files = (ROOT / name for name in listed.stdout.split("\0") if name)
+    """The files of the repository, with sources that are not yet added and without what git ignores."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("needs a git checkout: only git tells the repository's files from others")
+    cached, others = (_ls_files(*options) for options in (["--cached"], ["--others", "--exclude-standard"]))
+    files = {*cached, *(file for file in others if file.suffix in SOURCES)}
     return tuple(sorted(file for file in files if file.is_file()))
 
 
-def _text(suffixes: Iterable[str] = ()) -> Iterator[tuple[Path, str]]:
+def _ls_files(*options: str) -> list[Path]:
+    listed = subprocess.run(["git", "ls-files", *options, "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+    return [ROOT / name for name in listed.stdout.split("\0") if name]
+
+
+def _contents() -> Iterator[tuple[Path, bytes]]:
+    """Files, by their paths in the repository; one that has vanished meanwhile is none of it."""
     for file in _tracked():
-        if not suffixes or file.suffix in suffixes:
-            yield file.relative_to(ROOT), file.read_text("utf-8")
+        with contextlib.suppress(FileNotFoundError):
+            yield file.relative_to(ROOT), file.read_bytes()
+
+
+def _text(suffixes: Iterable[str] = ()) -> Iterator[tuple[Path, str]]:
+    for path, data in _contents():
+        if not suffixes or path.suffix in suffixes:
+            yield path, data.decode()
 
 
 def _toml(path: str) -> dict[str, Any]:
     return tomllib.loads((ROOT / path).read_text("utf-8"))
+
+
+def test_what_tools_leave_is_no_file_of_the_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("kept.txt", "gone.py", "new.py", ".part.1", "ignored.py"):
+        (tmp_path / name).write_text(name)
+    (tmp_path / ".gitignore").write_text("ignored.py\n")
+    for words in (["init", "-q"], ["add", "kept.txt", "gone.py"]):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    monkeypatch.setattr(sys.modules[__name__], "_tracked", _tracked.__wrapped__)
+    assert [file.name for file in _tracked()] == ["gone.py", "kept.txt", "new.py"]
+
+    listed = _tracked()
+    monkeypatch.setattr(sys.modules[__name__], "_tracked", lambda: listed)
+    (tmp_path / "gone.py").unlink()
+    assert [str(path) for path, _ in _text()] == ["kept.txt", "new.py"]
+
+
+def test_without_git_there_is_no_list_of_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    with pytest.raises(pytest.skip.Exception, match="needs a git checkout"):
+        _tracked.__wrapped__()
 
 
 # --- what the generator needs
@@ -172,7 +207,7 @@ def test_compiler_is_pinned_exactly_and_the_runtime_has_none_of_it() -> None:
 
 def test_no_binaries_are_committed() -> None:
     """So nothing of NVIDIA's either: what the wheels hold is sources, and what is compiled from them."""
-    assert [str(file) for file in _tracked() if b"\0" in file.read_bytes()] == []
+    assert [str(path) for path, data in _contents() if b"\0" in data] == []
 
 
 # --- what tracked files may say

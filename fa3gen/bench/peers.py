@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fa3gen.bench.shapes import Shape
 from fa3gen.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,11 +21,24 @@ Run = Callable[[int], None]
 Prepare = Callable[["Tensor", "Tensor", "Tensor", bool], Run]
 
 
+#: Why a shape cannot be asked for; "" where it can be, which is no promise.
+WhyNot = Callable[[Shape], str]
+
+
+class NotInstalled(Exception):
+    """A peer that this machine does not have."""
+
+
+def _anything(_shape: Shape) -> str:
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class Contender:
     name: str
     ours: bool
     prepare: Prepare
+    why_not: WhyNot = _anything
 
 
 def bundle_names(folders: Sequence[Path]) -> tuple[str, ...]:
@@ -58,8 +73,8 @@ def ours(name: str, bundle: Bundle) -> Contender:
 
 
 def peer(name: str) -> Contender:
-    """Raises what its import raises."""
-    return Contender(name, False, PEERS[name]())
+    """Raises NotInstalled, or what its import raises."""
+    return PEERS[name](name)
 
 
 def _function(call: Callable[..., Any]) -> Prepare:
@@ -73,34 +88,48 @@ def _function(call: Callable[..., Any]) -> Prepare:
     return prepare
 
 
-def _fa3() -> Prepare:
-    from importlib import import_module
+def _imported(module: str) -> Callable[[str], Contender]:
+    """A peer whose ``flash_attn_func`` takes q, k and v as we do, with GQA, and masks aligned bottom right."""
 
-    return _function(import_module("fa3_fwd_interface").flash_attn_func)
+    def load(name: str) -> Contender:
+        try:
+            found = import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name is not None and f"{module}.".startswith(f"{error.name}."):
+                raise NotInstalled(f"no module {error.name}") from error
+            raise
+        return Contender(name, False, _function(found.flash_attn_func))
+
+    return load
 
 
-def _fa4() -> Prepare:
-    from importlib import import_module
-
-    return _function(import_module("flash_attn.cute.interface").flash_attn_func)
-
-
-def _cudnn() -> Prepare:
+def _cudnn(name: str) -> Contender:
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention
 
     def prepare(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Run:
+        gqa = q.shape[2] != k.shape[2]
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
         def run(calls: int) -> None:
             with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
                 for _ in range(calls):
-                    scaled_dot_product_attention(q, k, v, is_causal=causal)
+                    scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=gqa)
 
         return run
 
-    return prepare
+    return Contender(name, False, prepare, _cudnn_why_not)
 
 
-#: Imports a peer.
-PEERS: dict[str, Callable[[], Prepare]] = {"fa3": _fa3, "fa4": _fa4, "cudnn": _cudnn}
+def _cudnn_why_not(shape: Shape) -> str:
+    if shape.causal and shape.seqlen_q != shape.seqlen_k:
+        return "torch's causal mask for cuDNN is aligned top left"
+    return ""
+
+
+#: Imports a peer, given its name.
+PEERS: dict[str, Callable[[str], Contender]] = {
+    "fa3": _imported("fa3_fwd_interface"),
+    "fa4": _imported("flash_attn.cute.interface"),
+    "cudnn": _cudnn,
+}

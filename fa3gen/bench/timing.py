@@ -10,31 +10,39 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
+from fa3gen.bench import data
+from fa3gen.bench.meter import Meter, median
 from fa3gen.bench.peers import Contender, Run
 from fa3gen.bench.shapes import Shape
 from fa3gen.errors import MachineError
 
-if TYPE_CHECKING:
-    from torch import Tensor
+_T = TypeVar("_T")
 
-SAMPLE_MS = 8.0
-MAX_CALLS = 400  # fewer than the launches that the driver queues
+SAMPLE_MS = 40.0
+MAX_CALLS = 800  # fewer than the launches that the driver queues
 SPIN_CYCLES_PER_MS = 2_000_000  # at the highest clock
-HEAT_SECONDS = 2.0
+HEAT_SECONDS = 2.0  # after which the card is at its power limit
+COLD_SECONDS = 1.5  # of preparation (of compiling, that is), after which it no longer is
 GEMM = 8192
 HOST_BATCHES, HOST_CALLS = 20, 200
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Milliseconds of a call by contender, the error of each that has no time, and the SM clock under this load."""
+    """Of one shape and kind of data, by contender.
+
+    ``ms`` holds medians of ``samples``; who has no time has an error or a reason why it was not asked.
+    """
 
     ms: Mapping[str, float]
-    errors: Mapping[str, str]
-    clock_mhz: float | None = None
+    errors: Mapping[str, str] = field(default_factory=dict)
+    unsupported: Mapping[str, str] = field(default_factory=dict)
+    samples: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    clock_mhz: Mapping[str, float] = field(default_factory=dict)  # of the SMs, while it ran
+    power_w: float | None = None  # of all together, as the driver averages over more than a sample
 
 
 def machine() -> dict[str, str]:
@@ -66,16 +74,6 @@ def driver() -> str:
     return found[0] if found else "unknown"
 
 
-def inputs(shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k, v: normal, contiguous (batch, seqlen, heads, head_dim)."""
-    import torch
-
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[shape.dtype]
-    size = (shape.batch, shape.seqlen, shape.heads, shape.head_dim)
-    q, k, v = (torch.randn(size, device="cuda", dtype=dtype) for _ in range(3))
-    return q, k, v
-
-
 def first_line(error: BaseException) -> str:
     text = str(error).strip()
     return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
@@ -94,31 +92,76 @@ class _Plan:
     spin: int  # cycles
 
 
-def shape(problem: Shape, contenders: Sequence[Contender], rounds: int) -> Times:
-    """Medians over ``rounds`` samples of each contender, in an order that rotates."""
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    ms: float  # of a call
+    begin: float  # the time of what was measured, of time.perf_counter
+    end: float
+
+
+def shape(
+    problem: Shape,
+    contenders: Sequence[Contender],
+    rounds: int,
+    kinds: Sequence[str] = ("normal",),
+    meter: Meter | None = None,
+    hot: bool = False,
+) -> dict[str, Times]:
+    """By kind of data, medians over ``rounds`` samples of each contender; contenders and kinds take turns.
+
+    The card is heated first, unless it is ``hot`` and stays so.
+    """
     import torch
 
-    errors: dict[str, str] = {}
-    plans: dict[str, _Plan] = {}
-    samples: dict[str, list[float]] = {}
-    clocks: list[float] = []
+    unsupported = {contender.name: contender.why_not(problem) for contender in contenders}
+    unsupported = {name: reason for name, reason in unsupported.items() if reason}
+    asked = [contender for contender in contenders if contender.name not in unsupported]
+    errors: dict[str, dict[str, str]] = {kind: {} for kind in kinds}
+    plans: dict[tuple[str, str], _Plan] = {}
+    samples: dict[tuple[str, str], list[_Sample]] = {}
     with torch.no_grad():
         try:
-            q, k, v = inputs(problem)
-            for contender in contenders:
-                try:
-                    plans[contender.name] = _plan(contender.prepare(q, k, v, problem.causal))
-                except Exception as error:  # whatever it is, the others are still timed
-                    errors[contender.name] = first_line(error)
-            samples = _samples(plans, rounds, clocks)
+            start = time.monotonic()
+            for kind in kinds:
+                tensors = data.make(problem, kind)
+                for contender in asked:
+                    try:
+                        plans[kind, contender.name] = _plan(contender.prepare(*tensors, problem.causal))
+                    except Exception as error:  # whatever it is, the others are still timed
+                        errors[kind][contender.name] = first_line(error)
+            if plans and (not hot or time.monotonic() - start > COLD_SECONDS):
+                heat()
+            samples = _samples(plans, rounds)
         except Exception as error:  # whose fault it is cannot be told
-            for contender in contenders:
-                errors.setdefault(contender.name, f"while all are timed: {first_line(error)}")
-    clock = statistics.median(clocks) if clocks else None
-    return Times({name: statistics.median(values) for name, values in samples.items()}, errors, clock)
+            for kind in kinds:
+                for contender in asked:
+                    errors[kind].setdefault(contender.name, f"while all are timed: {first_line(error)}")
+    return {kind: _times(kind, samples, errors[kind], unsupported, meter) for kind in kinds}
 
 
-def rotated(names: Sequence[str], turn: int) -> list[str]:
+def _times(
+    kind: str,
+    samples: Mapping[tuple[str, str], Sequence[_Sample]],
+    errors: Mapping[str, str],
+    unsupported: Mapping[str, str],
+    meter: Meter | None,
+) -> Times:
+    mine = {name: taken for (of, name), taken in samples.items() if of == kind and taken}
+    read = {
+        name: [r for sample in taken for r in meter.between(sample.begin, sample.end)] if meter is not None else []
+        for name, taken in mine.items()
+    }
+    return Times(
+        ms={name: statistics.median(sample.ms for sample in taken) for name, taken in mine.items()},
+        errors=errors,
+        unsupported=unsupported,
+        samples={name: [sample.ms for sample in taken] for name, taken in mine.items()},
+        clock_mhz={name: statistics.median(r.mhz for r in found) for name, found in read.items() if found},
+        power_w=median(r.watts for found in read.values() for r in found),
+    )
+
+
+def rotated(names: Sequence[_T], turn: int) -> list[_T]:
     """``names`` starting one later each turn, so that none always follows the same pause."""
     start = turn % len(names) if names else 0
     return [*names[start:], *names[:start]]
@@ -127,15 +170,19 @@ def rotated(names: Sequence[str], turn: int) -> list[str]:
 def _plan(run: Run) -> _Plan:
     import torch
 
+    cuda: Any = torch.cuda  # _sleep is untyped
     run(3)  # compiles, loads, picks
-    torch.cuda.synchronize()
-    begin, end = _event(), _event()
+    cuda.synchronize()
     start = time.perf_counter()
+    run(5)
+    host = (time.perf_counter() - start) * 1e3 / 5
+    cuda.synchronize()
+    begin, end = _event(), _event()
+    cuda._sleep(round((0.2 + 6 * host) * SPIN_CYCLES_PER_MS))  # so that the GPU does not wait for the host
     begin.record()
     run(5)
     end.record()
-    host = (time.perf_counter() - start) * 1e3 / 5
-    torch.cuda.synchronize()
+    cuda.synchronize()
     gpu = begin.elapsed_time(end) / 5
     calls = max(2, min(MAX_CALLS, round(SAMPLE_MS / gpu)))
     warm = max(1, calls // 4)
@@ -143,14 +190,13 @@ def _plan(run: Run) -> _Plan:
     return _Plan(run, calls, warm, round((0.2 + behind) * SPIN_CYCLES_PER_MS))
 
 
-def _samples(plans: Mapping[str, _Plan], rounds: int, clocks: list[float] | None = None) -> dict[str, list[float]]:
-    """Milliseconds of a call, a list for each contender; adds the SM clock of each round to ``clocks``."""
+def _samples(plans: Mapping[_T, _Plan], rounds: int) -> dict[_T, list[_Sample]]:
+    """``rounds`` samples of each plan."""
     import torch
 
     cuda: Any = torch.cuda  # _sleep is untyped
-    samples: dict[str, list[float]] = {name: [] for name in plans}
+    samples: dict[_T, list[_Sample]] = {name: [] for name in plans}
     for turn in range(rounds):
-        events = []
         for name in rotated([*plans], turn):
             plan = plans[name]
             begin, end = _event(), _event()
@@ -159,23 +205,11 @@ def _samples(plans: Mapping[str, _Plan], rounds: int, clocks: list[float] | None
             begin.record()
             plan.run(plan.calls)
             end.record()
-            events.append((name, begin, end))
-        if clocks is not None:  # while the GPU still works on what is queued
-            clocks += _sm_clock()
-        cuda.synchronize()
-        for name, begin, end in events:
-            samples[name].append(begin.elapsed_time(end) / plans[name].calls)
+            cuda.synchronize()
+            now = time.perf_counter()
+            took = begin.elapsed_time(end)
+            samples[name].append(_Sample(took / plan.calls, now - took / 1e3, now))
     return samples
-
-
-def _sm_clock() -> list[float]:
-    """The SM clock in MHz; empty where it cannot be read (torch needs nvidia-ml-py for that)."""
-    import torch
-
-    try:
-        return [float(torch.cuda.clock_rate())]
-    except Exception:  # the library, the driver or the device: times are good without it
-        return []
 
 
 def _event() -> Any:
@@ -185,8 +219,7 @@ def _event() -> Any:
     return event(enable_timing=True)
 
 
-def ceiling(heat: bool) -> float:
-    """TFLOP/s of a bf16 matmul of 8192³; ``heat`` runs it for two seconds first, so that the card is warm."""
+def _matmul() -> Run:
     import torch
 
     a, b = (torch.randn(GEMM, GEMM, device="cuda", dtype=torch.bfloat16) for _ in range(2))
@@ -196,12 +229,24 @@ def ceiling(heat: bool) -> float:
         for _ in range(calls):
             torch.matmul(a, b, out=out)
 
+    return run
+
+
+def heat(seconds: float = HEAT_SECONDS) -> None:
+    """Works until the card is as warm as under lasting load."""
+    import torch
+
+    run = _matmul()
     start = time.monotonic()
-    while heat and time.monotonic() - start < HEAT_SECONDS:
+    while time.monotonic() - start < seconds:
         run(50)
         torch.cuda.synchronize()
-    (values,) = _samples({"gemm": _plan(run)}, 5).values()
-    return 2.0 * GEMM**3 / statistics.median(values) / 1e9
+
+
+def ceiling() -> float:
+    """TFLOP/s of a bf16 matmul of 8192³: what the card can do now."""
+    (taken,) = _samples({"gemm": _plan(_matmul())}, 5).values()
+    return 2.0 * GEMM**3 / statistics.median(sample.ms for sample in taken) / 1e9
 
 
 # --- host
@@ -212,7 +257,7 @@ def first_call(contender: Contender, problem: Shape) -> float:
     import torch
 
     with torch.no_grad():
-        run = contender.prepare(*inputs(problem), problem.causal)
+        run = contender.prepare(*data.make(problem), problem.causal)
         torch.cuda.synchronize()
         start = time.perf_counter()
         run(1)
@@ -239,7 +284,7 @@ def host(problem: Shape, contenders: Sequence[Contender]) -> dict[str, dict[str,
 def _host(problem: Shape, contenders: Sequence[Contender]) -> dict[str, float | str]:
     import torch
 
-    q, k, v = inputs(problem)
+    q, k, v = data.make(problem)
     runs: dict[str, Run] = {}
     found: dict[str, float | str] = {}
     for contender in contenders:

@@ -16,10 +16,12 @@ from fa3.contract import KernelEntry, Manifest
 
 from fa3gen import evidence
 from fa3gen.cli import common
-from fa3gen.errors import ExitCode, MachineError, UsageError
+from fa3gen.digest import sha256
+from fa3gen.errors import ExitCode, Fa3genError, MachineError, UsageError
 from fa3gen.evidence import State
 from fa3gen.verify import cases, sanitizer
 from fa3gen.verify.cases import Case
+from fa3gen.verify.sanitizer import Outcome
 
 if TYPE_CHECKING:
     import torch
@@ -82,6 +84,7 @@ def command(
     manifest = _manifest(bundle)
     kernels = _selected(manifest, select)
     if check:
+        _check_cubins(kernels, bundle)
         return _check(kernels, folder, as_json, quiet)
     if tools:
         return _sanitize(kernels, bundle, folder, manifest.arch, tools)
@@ -107,6 +110,19 @@ def _selected(manifest: Manifest, select: Sequence[str]) -> list[KernelEntry]:
 
 
 # --- --check
+
+
+def _check_cubins(kernels: Sequence[KernelEntry], bundle: Path) -> None:
+    """That the cubins are those that the manifest describes, whose digests the evidence is compared with."""
+    for entry in kernels:
+        file = bundle / entry.cubin
+        try:
+            found = sha256(file.read_bytes())
+        except OSError as error:
+            raise Fa3genError(f"{file}: {error.strerror}", hint="run `fa3gen build`") from error
+        if found != entry.cubin_sha256:
+            what = f"is not the cubin that {contract.MANIFEST} describes: its sha256 differs"
+            raise Fa3genError(f"{file} {what}", hint="run `fa3gen build`")
 
 
 def _check(kernels: Sequence[KernelEntry], folder: Path, as_json: bool, quiet: bool) -> int:
@@ -231,17 +247,20 @@ def _sanitize(kernels: Sequence[KernelEntry], bundle: Path, folder: Path, arch: 
     for tool in wanted:
         if tool not in sanitizer.TOOLS:
             raise UsageError(f"--sanitizer has no tool {tool!r}", hint=f"choose of {', '.join(sanitizer.TOOLS)}")
-    rows, code = evidence.read(folder), ExitCode.OK
+    rows = evidence.read(folder)
+    outcomes: set[Outcome] = set()
     for tool in wanted:
-        clean, output = sanitizer.run(tool, bundle, [entry.name for entry in kernels])
-        click.echo(f"{tool}: {'clean' if clean else 'FAILED'} ({common.plural(len(kernels), 'kernel')})", err=True)
-        if not clean:
+        outcome, output = sanitizer.run(tool, bundle, [entry.name for entry in kernels])
+        outcomes.add(outcome)
+        click.echo(f"{tool}: {outcome.value} ({common.plural(len(kernels), 'kernel')})", err=True)
+        if outcome is not Outcome.CLEAN:
             click.echo("\n".join(output.splitlines()[-40:]), err=True)
-            code = ExitCode.FINDINGS
             continue
         for entry in kernels:
             row = rows.get(entry.name)
             if row is not None and row["cubin_sha256"] == entry.cubin_sha256:
                 rows[entry.name] = {**row, "sanitizer": sorted({*row.get("sanitizer", ()), tool})}
                 evidence.write(folder, arch, {entry.name: rows[entry.name]})
-    return code
+    if outcomes & {Outcome.FOUND, Outcome.CASES_FAILED}:
+        return ExitCode.FINDINGS
+    return ExitCode.MACHINE if Outcome.TOOL_FAILED in outcomes else ExitCode.OK

@@ -1,8 +1,8 @@
 """What a kernel must pass.  Standard library only: CI compares evidence with this list on machines without torch.
 
 A case gets an id from everything that its outcome depends on besides the kernel: its own fields and the source of the
-functions that make its inputs and judge its results.  So a new case makes only itself pending, and a changed judge only
-the cases that use it.
+functions that make its inputs and judge its results, of which its own layout and values alone.  So a new case, layout
+or option makes only itself pending, and a changed judge only the cases that use it.
 """
 
 from __future__ import annotations
@@ -26,13 +26,20 @@ _T = TypeVar("_T")
 _HERE = Path(__file__).parent
 _REFERENCE = Path(fa3.contract.__file__).parent / "runtime" / "reference.py"
 
+_MAKE = (_HERE / "inputs.py", "make")
+_SAME_BITS = (_HERE / "numerics.py", "different")
 #: Check -> the functions that decide its outcome: (file, name).  What they call in their own file counts too.
 JUDGES: dict[str, tuple[tuple[Path, str], ...]] = {
-    "numerics": ((_HERE / "inputs.py", "make"), (_HERE / "numerics.py", "check"), (_REFERENCE, "attention")),
-    "graphs": ((_HERE / "inputs.py", "make"), (_HERE / "behaviour.py", "check_graphs")),
-    "streams": ((_HERE / "inputs.py", "make"), (_HERE / "behaviour.py", "check_streams")),
-    "threads": ((_HERE / "inputs.py", "make"), (_HERE / "behaviour.py", "check_threads")),
+    "numerics": (
+        *(_MAKE, (_HERE / "inputs.py", "guarded")),
+        *((_HERE / "numerics.py", "check"), (_REFERENCE, "attention")),
+    ),
+    "graphs": (_MAKE, _SAME_BITS, (_HERE / "behaviour.py", "check_graphs")),
+    "streams": (_MAKE, _SAME_BITS, (_HERE / "behaviour.py", "check_streams")),
+    "threads": (_MAKE, _SAME_BITS, (_HERE / "behaviour.py", "check_threads")),
 }
+#: Tables of those files of which a case uses one entry, and the field that says which.
+PICKS = {"LAYOUTS": "layout", "_OUTPUTS": "layout", "VALUES": "values"}
 
 
 @dataclass(frozen=True)
@@ -69,16 +76,24 @@ class Case:
     @property
     def id(self) -> str:
         """Eight hex digits."""
-        return sha256(canonical([self._fields(), _judges(self.check)]).encode())[:8]
+        return sha256(canonical([self._fields(), _judges(self.check, self.layout, self.values)]).encode())[:8]
 
     def _fields(self) -> dict[str, object]:
-        return {name: value for name, value in asdict(self).items() if name != "quick"}
+        """What makes the problem.  An option that is not given is no part of it, so a new one changes no other case."""
+        return {name: value for name, value in asdict(self).items() if name != "quick" and value is not None}
 
 
 @cache
-def _judges(check: str) -> str:
-    text = "\n".join(closure(file.read_text("utf-8"), name) for file, name in JUDGES[check])
-    return sha256(text.encode())
+def _judges(check: str, layout: str, values: str) -> str:
+    """The digest of the functions that a case of these uses."""
+    chosen = {"layout": layout, "values": values}
+    picks = {table: chosen[field] for table, field in PICKS.items()}
+    return sha256("\n".join(closure(_source(file), name, picks) for file, name in JUDGES[check]).encode())
+
+
+@cache
+def _source(file: Path) -> str:
+    return file.read_text("utf-8")
 
 
 def for_kernel(key: Key) -> tuple[Case, ...]:
