@@ -66,16 +66,19 @@ class Rows:
     total: cute.Tensor
     block_total: cute.Tensor  # of the latest block
     correction: cute.Tensor  # what the latest block scales O with
+    raised: cute.Tensor  # of one int32: how often the shift was raised
     range: Range
 
 
 def make_rows(range: Range = FOLLOWING) -> Rows:
-    return Rows(*(cute.make_rmem_tensor((ROWS,), Float32) for _ in builtins.range(5)), range)
+    floats = (cute.make_rmem_tensor((ROWS,), Float32) for _ in builtins.range(5))
+    return Rows(*floats, cute.make_rmem_tensor((1,), Int32), range)
 
 
 def reset(rows: Rows) -> None:
     rows.maximum.fill(-Float32.inf)
     rows.shift.fill(0.0)
+    rows.raised.fill(0)
     rows.total.fill(0.0)
 
 
@@ -222,19 +225,10 @@ def raise_shift(acc, p_acc, rows: Rows):
             steps = Float32(Int32(cute.math.log2(largest, fastmath=True)) + rows.range.start + rows.range.headroom)
         factor = cute.math.exp2(-steps, fastmath=True)
         rows.shift[r] = rows.shift[r] + steps
-        lost = not largest < 2.0**rows.range.overflow or not _is_finite(out[r, None])
-        rows.total[r] = Float32.inf if lost else rows.total[r] * factor
+        rows.total[r] = rows.total[r] * factor if largest < 2.0**rows.range.overflow else Float32.inf
         out[r, None].store(out[r, None].load() * factor)
         p[r, None].store((p[r, None].load().to(Float32) * factor).to(p.element_type))
-
-
-@cute.jit
-def _is_finite(row):
-    """Whether no element is infinite or NaN."""
-    both = [row[i] for i in range(cute.size(row))]
-    both += [-x for x in both]
-    (largest,) = _chains(lambda a, b: cute.arch.fmax(a, b, nan=True), both, 1)
-    return largest < Float32.inf
+    rows.raised[0] = rows.raised[0] + 1
 
 
 @cute.jit
@@ -243,13 +237,18 @@ def failed(acc, rows: Rows):
     out = wgmma.rows_columns(acc)
     largest = cute.arch.fmax(*(rows.total[r] for r in range(ROWS)), nan=True)
     lost = cutlass.Boolean(False)
-    # with smaller sums P has been below the limit since the shift was raised, when O was looked at
-    if cute.arch.vote_any_sync(not largest <= 2.0**rows.range.limit):
+    # else P stayed below the limit, and O as far from overflow as with a shift that follows the maximum
+    if cute.arch.vote_any_sync(not largest <= 2.0**rows.range.limit or rows.raised[0] > 0):
         lost = not largest < 2.0**rows.range.overflow
         for r in range_constexpr(ROWS):
-            lost = lost or not _is_finite(out[r, None])
+            (size,) = _chains(lambda a, b: a + b, [cute.arch.fmax(x, -x, nan=True) for x in _elements(out[r, None])], 1)
+            lost = lost or not size < Float32.inf
         lost = cute.arch.vote_any_sync(lost)
     return lost
+
+
+def _elements(row) -> list:
+    return [row[i] for i in range(cute.size(row))]
 
 
 def add_block_total(rows: Rows) -> None:
