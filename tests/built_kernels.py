@@ -24,7 +24,9 @@ NAME = "fwd_bf16_d64_full_sm90a"
 ALTERNATIVES: Mapping[str, Mapping[str, Any]] = {
     "plan.dynamic": {"scheduler": "persistent"},
     "plan.persistent": {"scheduler": "static"},
-    "plan.optimistic": {"softmax": "optimistic"},
+    "plan.optimistic": {"softmax": "exact"},
+    "plan.lazy": {"softmax": "lazy"},
+    "plan.pin_pv_wait": {"pin_pv_wait": "true"},
 }
 
 

@@ -16,7 +16,7 @@ from fa3gen.model import DType, ForwardPlan
 WARPGROUP_ROWS = 64
 LAZY_GROWTH = 8.0
 #: Of an optimistic softmax, powers of 2: where P starts, when the shift is raised, when a tile has failed.
-RANGES = {DType.BF16: (0, 16, 64), DType.FP16: (8, 0, 15)}
+RANGES = {DType.BF16: (0, 16, 32, 100), DType.FP16: (8, 0, 0, 15)}
 
 
 def forward(
@@ -62,7 +62,7 @@ def _rows(
     n_blocks = index.ceil_div(int(visible[-1]), plan.tile_n)
     unmasked = index.quotient(max(int(visible[0]), 1) - 1, plan.tile_n)
     masked = min(max(n_blocks - unmasked, 1), n_blocks)
-    begin, limit, overflow = RANGES[plan.variant.dtype] if plan.optimistic else (0, 0, 0)
+    begin, limit, headroom, overflow = RANGES[plan.variant.dtype] if plan.optimistic else (0, 0, 0, 0)
     maximum = torch.full((count,), -torch.inf, dtype=q.dtype)
     shift, largest = torch.zeros(count, dtype=q.dtype), torch.zeros(count, dtype=q.dtype)
     total, out = torch.zeros(count, dtype=q.dtype), torch.zeros(count, v.shape[-1], dtype=q.dtype)
@@ -75,10 +75,10 @@ def _rows(
             scores = torch.where(keys[None] < visible[:, None], scores, -torch.inf)
         correction = torch.ones_like(total)
         if plan.optimistic and i >= masked and not again:
-            if bool((largest > 2.0**limit).any()):
-                steps = (torch.log2(largest).nan_to_num(0, 1e4, 0).trunc() + begin).clamp(min=0)
-                correction, shift = torch.exp2(-steps), shift + steps
-                total = torch.where(largest < 2.0**overflow, total, torch.inf)
+            outgrown = largest > 2.0**limit
+            steps = torch.where(outgrown, torch.log2(largest).clamp(max=1e4).trunc() + begin + headroom, 0.0)
+            correction, shift = torch.exp2(-steps), shift + steps
+            total = torch.where(outgrown & ~(largest < 2.0**overflow), torch.inf, total)
         else:
             best = torch.maximum(maximum, scores.amax(1))
             if plan.lazy and i >= masked:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, const_expr, range_constexpr
+from cutlass import Float32, Int32, const_expr, range_constexpr
 from cutlass._mlir.dialects import llvm
 from cutlass.cutlass_dsl import T, dsl_user_op
 
@@ -30,21 +30,23 @@ class Range:
     """Powers of 2 between which P may lie while the shift stays.
 
     P starts at 2^-``start`` where a score equals the maximum.  A thread's sum of a block bounds each of its P.  When it
-    passes 2^``limit``, the shift is raised for the next block; when it passes 2^``overflow``, the tile has failed.
+    passes 2^``limit``, the shift is raised before the next block, so that the sum becomes 2^-``start``, or
+    2^-``headroom`` less; when it passes 2^``overflow``, the tile has failed.
     """
 
     start: int
     limit: int
+    headroom: int
     overflow: int
 
 
 #: The shift follows the maximum.
-FOLLOWING = Range(start=0, limit=0, overflow=0)
-#: bf16 has fp32's exponents, so P is as precise at 2^64 as at 1.  V up to 2^50 keeps O finite there.
-BF16 = Range(start=0, limit=16, overflow=64)
+FOLLOWING = Range(start=0, limit=0, headroom=0, overflow=0)
+#: bf16 has fp32's exponents, so P is as precise at 2^100 or 2^-32 as at 1.
+BF16 = Range(start=0, limit=16, headroom=32, overflow=100)
 #: fp16 ends at 65504.  Below 2^-14 it loses precision: at worst 2^-17 of the row's largest P, where O is rounded to
 #: 2^-11.
-FP16 = Range(start=8, limit=0, overflow=15)
+FP16 = Range(start=8, limit=0, headroom=0, overflow=15)
 
 
 def optimistic_range(element) -> Range:
@@ -64,16 +66,19 @@ class Rows:
     total: cute.Tensor
     block_total: cute.Tensor  # of the latest block
     correction: cute.Tensor  # what the latest block scales O with
+    raised: cute.Tensor  # of one int32: how often the shift was raised
     range: Range
 
 
 def make_rows(allowed: Range = FOLLOWING) -> Rows:
-    return Rows(*(cute.make_rmem_tensor((ROWS,), Float32) for _ in range(5)), allowed)
+    floats = (cute.make_rmem_tensor((ROWS,), Float32) for _ in range(5))
+    return Rows(*floats, cute.make_rmem_tensor((1,), Int32), allowed)
 
 
 def reset(rows: Rows) -> None:
     rows.maximum.fill(-Float32.inf)
     rows.shift.fill(0.0)
+    rows.raised.fill(0)
     rows.total.fill(0.0)
 
 
@@ -202,33 +207,48 @@ def next_block_frozen(acc, rows: Rows, softmax_scale_log2):
 
 @cute.jit
 def outgrown(rows: Rows):
-    """Whether a sum of the latest block passed its limit in some row of the warp; then :func:`raise_shift` is due.
-
-    It is asked for a block later: by then the sums are there, and no exponential waits for the answer.
-    """
+    """Whether a sum of the latest block passed its limit in some row of the warp; then :func:`raise_shift` is due."""
     largest = cute.arch.fmax(*(rows.block_total[r] for r in range(ROWS)))
     return cute.arch.vote_any_sync(largest > 2.0**rows.range.limit)
 
 
 @cute.jit
-def raise_shift(rows: Rows):
-    """Raises the shift to the size of the latest sums; O must be scaled by ``rows.correction``, a power of 2."""
+def raise_shift(acc, p_acc, rows: Rows):
+    """Raises the shift to the size of the latest sums: O, that block's P and the totals shrink by powers of 2."""
+    out, p = wgmma.rows_columns(acc), wgmma.rows_columns(p_acc)
     for r in range_constexpr(ROWS):
         largest = rows.block_total[r]
         for step in range_constexpr(2):
             largest = cute.arch.fmax(largest, cute.arch.shuffle_sync_bfly(largest, offset=1 << step))
-        steps = Float32(cutlass.max(cutlass.Int32(cute.math.log2(largest, fastmath=True)) + rows.range.start, 0))
-        rows.correction[r] = cute.math.exp2(-steps, fastmath=True)
+        steps = Float32(0.0)
+        if largest > 2.0**rows.range.limit:
+            steps = Float32(Int32(cute.math.log2(largest, fastmath=True)) + rows.range.start + rows.range.headroom)
+        factor = cute.math.exp2(-steps, fastmath=True)
         rows.shift[r] = rows.shift[r] + steps
-        total = rows.total[r] * rows.correction[r]
-        rows.total[r] = total if largest < 2.0**rows.range.overflow else Float32.inf
+        rows.total[r] = rows.total[r] * factor if largest < 2.0**rows.range.overflow else Float32.inf
+        out[r, None].store(out[r, None].load() * factor)
+        p[r, None].store((p[r, None].load().to(Float32) * factor).to(p.element_type))
+    rows.raised[0] = rows.raised[0] + 1
 
 
 @cute.jit
-def failed(rows: Rows):
-    """Whether P overflowed in some row of the warp."""
+def failed(acc, rows: Rows):
+    """Whether P or O overflowed in some row of the warp."""
+    out = wgmma.rows_columns(acc)
     largest = cute.arch.fmax(*(rows.total[r] for r in range(ROWS)), nan=True)
-    return cute.arch.vote_any_sync(not largest < 2.0**rows.range.overflow)
+    lost = cutlass.Boolean(False)
+    # else P stayed below the limit, and O as far from overflow as with a shift that follows the maximum
+    if cute.arch.vote_any_sync(not largest <= 2.0**rows.range.limit or rows.raised[0] > 0):
+        lost = not largest < 2.0**rows.range.overflow
+        for r in range_constexpr(ROWS):
+            (size,) = _chains(lambda a, b: a + b, [cute.arch.fmax(x, -x, nan=True) for x in _elements(out[r, None])], 1)
+            lost = lost or not size < Float32.inf
+        lost = cute.arch.vote_any_sync(lost)
+    return lost
+
+
+def _elements(row) -> list:
+    return [row[i] for i in range(cute.size(row))]
 
 
 def add_block_total(rows: Rows) -> None:
@@ -244,7 +264,7 @@ def pin(rows: Rows, word):
     exponentials is not negative), but depends on all of them.
     """
     if rows.block_total[0] + rows.block_total[1] < 0.0:
-        word[0] = cutlass.Int32(0)
+        word[0] = Int32(0)
 
 
 @cute.jit

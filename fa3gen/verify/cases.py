@@ -96,12 +96,17 @@ def _source(file: Path) -> str:
     return file.read_text("utf-8")
 
 
+#: Values that other dtypes cannot hold.
+BF16_VALUES = ("heavy",)
+
+
 def for_kernel(key: Key) -> tuple[Case, ...]:
     """The cases of a kernel, in the order in which they are run."""
     seen: dict[str, Case] = {}
     for group in GROUPS[key.family]:
         for case in group():
-            seen.setdefault(case.id, case)
+            if key.dtype == "bf16" or case.values not in BF16_VALUES:
+                seen.setdefault(case.id, case)
     return tuple(seen.values())
 
 
@@ -181,6 +186,9 @@ def _values() -> Iterator[Case]:
     for values in ("large", "growing", "shrinking", "outlier", "negative", "constant", "offset", "steps"):
         for seqlen_q, seqlen_k in ((129, 1000), (1000, 129), (777, 777), (64, 2000)):
             yield Case(seqlen_q, seqlen_k, 1, 4, 2, values=values, quick=seqlen_q == 777)
+    for values in ("rising", "soaring", "jump", "sink", "mixed", "heavy"):
+        for seqlen_q, seqlen_k in ((333, 1000), (1000, 300), (777, 777), (100, 2000)):
+            yield Case(seqlen_q, seqlen_k, 1, 6, 2, values=values, quick=seqlen_q == 777)
     for seqlen_k in (1, 3, 31, 65, 79, 81, 127, 129, 191, 193):
         yield Case(130, seqlen_k, 1, 2, 1, values="negative")
 
@@ -204,6 +212,9 @@ def _many_tiles() -> Iterator[Case]:
         yield Case(500, 700, 2, 8, 2, ctas=ctas, quick=ctas == 2)
     yield Case(700, 500, 2, 9, 3, ctas=3, values="growing")
     yield Case(300, 300, 1, 64, 8, layout="padded", ctas=5)
+    yield Case(1500, 1500, 2, 24, 24, values="mixed")
+    yield Case(900, 1200, 1, 8, 2, values="mixed", ctas=3)
+    yield Case(100, 900, 4, 8, 8, values="soaring", ctas=5)
 
 
 def _random() -> Iterator[Case]:
@@ -244,6 +255,7 @@ def for_sanitizer(key: Key) -> tuple[Case, ...]:
         Case(300, 0, 1, 1, 1),
         Case(500, 300, 2, 4, 2, ctas=2),
         Case(400, 700, 1, 2, 1, values="growing", ctas=3),
+        Case(200, 500, 1, 4, 2, values="mixed", ctas=2),
     )
 
 

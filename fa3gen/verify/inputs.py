@@ -6,6 +6,7 @@ that is NaN, so that what is not written and what is written outside shows.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -89,6 +90,51 @@ def _offset(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
     return Inputs(q, k, v + 100)
 
 
+def _rising(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
+    """Scores that rise by a factor 2^0.3 a key from the last to the first."""
+    return _profile(q, k, v, 0.3 * _behind(k))
+
+
+def _soaring(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
+    """As rising, by 2^3: no float32 holds what a block's exponentials are relative to the one before."""
+    return _profile(q, k, v, 3.0 * _behind(k))
+
+
+def _jump(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
+    """The first keys, which are visited last, are 2^300 times as heavy as all others."""
+    return _profile(q, k, v, 300.0 * (_behind(k) >= k.shape[1] - 5))
+
+
+def _sink(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
+    """The first key is 2^20 times as heavy as the others."""
+    return _profile(q, k, v, 20.0 * (_behind(k) >= k.shape[1] - 1))
+
+
+def _mixed(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
+    """Every other head of k as soaring."""
+    soaring = _soaring(q, k.clone(), v)
+    k[..., 0] = 0
+    k[:, :, ::2] = soaring.k[:, :, ::2]
+    return Inputs(soaring.q, k, v)
+
+
+def _heavy(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
+    """As rising, and values near the end of bfloat16's range."""
+    return _rising(q, k, v * 1e30)
+
+
+def _profile(q: Tensor, k: Tensor, v: Tensor, log2_weight: Tensor) -> Inputs:
+    """Adds ``log2_weight`` of each key to its scores (in base 2, with the default scale)."""
+    q[..., 0], weight = 8.0, log2_weight * (math.sqrt(k.shape[-1]) / (8.0 * math.log2(math.e)))
+    k[..., 0] = weight.view(1, -1, 1)
+    return Inputs(q, k, v)
+
+
+def _behind(k: Tensor) -> Tensor:
+    """How many keys lie behind each."""
+    return torch.arange(k.shape[1] - 1, -1, -1, device=k.device)
+
+
 def _ramp(k: Tensor, first: float, last: float) -> Tensor:
     return torch.linspace(first, last, k.shape[1], device=k.device).view(1, -1, 1, 1)
 
@@ -99,6 +145,12 @@ VALUES: dict[str, Callable[[Tensor, Tensor, Tensor], Inputs]] = {
     "growing": _growing,
     "shrinking": _shrinking,
     "steps": _steps,
+    "rising": _rising,
+    "soaring": _soaring,
+    "jump": _jump,
+    "sink": _sink,
+    "mixed": _mixed,
+    "heavy": _heavy,
     "outlier": _outlier,
     "negative": _negative,
     "constant": _constant,
