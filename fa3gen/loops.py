@@ -17,7 +17,7 @@ from fa3gen.errors import Fa3genError
 from fa3gen.model import ForwardPlan
 
 #: By how much the instructions of a step, without :attr:`Step.repacking`, may miss the budget, as a share of it.
-TOLERANCE = 0.08
+TOLERANCE = 0.1
 
 _LINE = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@(?P<predicate>!?U?P\w+)\s+)?(?P<name>[A-Z][\w.]*)(?P<operands>[^;]*);")
 _LABEL = re.compile(r"^(\.L_\w+):")

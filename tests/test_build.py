@@ -171,7 +171,8 @@ def test_a_kernel_that_is_not_as_abi_says_fails_and_is_not_stored(fake: FakeComp
     trace = trace_of(plan_of())
     fake.results[GOOD] = compiled(GOOD, trace=replace(trace, smem_bytes=trace.smem_bytes + 8))
     report = run(paths)
-    assert statuses(report.kernels)[GOOD] == ("failed", "shared memory: abi says 147676, the kernel has 147684")
+    problem = f"shared memory: abi says {trace.smem_bytes}, the kernel has {trace.smem_bytes + 8}"
+    assert statuses(report.kernels)[GOOD] == ("failed", problem)
     assert len(list(Store(paths.store).objects())) == 1
 
 

@@ -165,7 +165,7 @@ def _candidates(general: ForwardPlan) -> st.SearchStrategy[ForwardPlan]:
     return st.fixed_dictionaries({}, optional=values).map(lambda changes: replace(general, **changes))
 
 
-GENERAL = resolve(parse_name("fwd_bf16_d64_full_sm90a"))
+GENERAL = resolve(parse_name("fwd_bf16_d64_full_sm90a"), {"softmax": "lazy", "pin_pv_wait": "true"})
 candidates = _candidates(GENERAL)
 
 

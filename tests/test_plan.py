@@ -96,7 +96,7 @@ def test_figures_in_the_default_reasons() -> None:
 def test_one_step_beyond_is_rejected(variant: Variant, changes: dict[str, Any], reason: str) -> None:
     assert reason in sm90.check(replace(_default(variant), **changes))
     with pytest.raises(PlanError) as caught:
-        resolve(variant, changes)
+        resolve(variant, {"softmax": "exact", **changes})
     assert f"{variant.name}: {reason}" in [d.message for d in caught.value.diagnostics]
 
 

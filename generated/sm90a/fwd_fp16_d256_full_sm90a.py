@@ -368,7 +368,8 @@ def consume(
     while tile >= 0:
         m_block, head, batch = locate(problem, tile)
         row = m_block * TILE_M + number * tiles.WARPGROUP_ROWS
-        n_blocks = count_blocks(problem, row, tiles.WARPGROUP_ROWS)
+        # as a shuffle's result: the compiler would otherwise count the blocks again in every step
+        n_blocks = cute.arch.make_warp_uniform(count_blocks(problem, row, tiles.WARPGROUP_ROWS))
         rows = Tile(
             row=row,
             n_blocks=n_blocks,
