@@ -36,7 +36,9 @@ _HEADER = (
 def kernel_table(root: Path = ROOT) -> str:
     """The table in Markdown, a line per kernel of ``variants.yaml`` in the folder ``root``."""
     found = matrix.load(root / "variants.yaml")
-    records = evidence.read(root / "tests" / "evidence")
+    folder = root / "tests" / "evidence"
+    records, pending = evidence.read(folder), evidence.read_pending(folder)
+    records = {name: record for name, record in records.items() if name not in pending}
     rows = [_row(plan, records) for variant in found.variants for plan in resolve_all(variant)]
     return "\n".join(_line(cells) for cells in (_HEADER, ["---"] * len(_HEADER), *rows)) + "\n"
 

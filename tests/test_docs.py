@@ -149,6 +149,8 @@ def test_table_of_kernels_names_each_kernel_and_its_evidence(tmp_path: Path) -> 
     assert [row.split("`")[1] for row in rows] == names
     assert rows[0].endswith("| some GPU, 2001-02-03 |")
     assert all(row.endswith("| no |") for row in rows[1:])
+    (tmp_path / "tests" / "evidence" / evidence.PENDING).write_text(f"{names[0]} 2001-02-03 changed\n", "utf-8")
+    assert docs.kernel_table(tmp_path).splitlines()[2].endswith("| no |"), "the record is of an earlier kernel"
 
 
 def test_table_of_kernels_shows_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
