@@ -22,7 +22,7 @@ from fa3gen.bench.shapes import Shape
 from fa3gen.bench.timing import Times
 from fa3gen.cli import tune_choose, tune_run
 from fa3gen.cli.tune import command
-from fa3gen.errors import ConfigError, ExitCode, Fa3genError, MachineError, UsageError
+from fa3gen.errors import ConfigError, ExitCode, Fa3genError, MachineError, PlanError, UsageError
 from fa3gen.model import Arch, Bounds, DType, Mask, Scheduler, parse_name
 from fa3gen.plan import PLAN_FIELDS, RULES_DIR, load_rules, resolve, resolve_all
 from fa3gen.tune import candidates, choose, record, rules, run
@@ -99,6 +99,18 @@ def test_the_bundle_holds_kernels_of_one_key(built: tuple[Path, dict[str, Any]])
     assert len({entry.cubin_sha256 for entry in manifest.kernels}) == 3
     assert all(entry.symbol == f"{entry.name}_0" for entry in manifest.kernels)
     assert {row["status"] for row in said["candidates"]} <= {"compiled", "up to date"}
+
+
+def test_plans_of_ones_own() -> None:
+    words = ["candidates", "fwd_bf16_d128_full_sm90a", "--config", str(REPO / "variants.yaml"), "--dry-run", "--json"]
+    own = ["--plan", "pin_pv_wait=true", "--plan", "tile_m=192,tile_n=80", "--plan", "stages=2"]
+    result = CliRunner().invoke(command, [*words, *own], standalone_mode=False)
+    found = [(row["name"], row["plan"]["consumer_regs"]) for row in json.loads(result.stdout)["candidates"]]
+    name = "fwd_bf16_d128_full_sm90a"
+    assert found == [(name, 240), (f"{name}__pin", 240), (f"{name}__m192n80_pr32_cr160", 160)]
+    assert CliRunner().invoke(command, [*words, "--plan", "tile_n"]).exit_code == ExitCode.USAGE
+    with pytest.raises(PlanError, match="tile_n 65"):
+        CliRunner().invoke(command, [*words, "--plan", "tile_n=65"], standalone_mode=False, catch_exceptions=False)
 
 
 def test_a_candidate_that_fails_is_listed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

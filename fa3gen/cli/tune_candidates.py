@@ -13,7 +13,7 @@ from fa3gen import build
 from fa3gen.build import KernelBuild, Paths, Report, Status
 from fa3gen.cli import common
 from fa3gen.errors import ExitCode
-from fa3gen.tune.candidates import Candidate, Search, search
+from fa3gen.tune.candidates import Candidate, Search, given, search
 
 
 @click.command("candidates")
@@ -29,6 +29,14 @@ from fa3gen.tune.candidates import Candidate, Search, search
     show_default=True,
     help="Drop plans whose bound is so many percent above the best.",
 )
+@click.option(
+    "--plan",
+    "wanted",
+    multiple=True,
+    metavar="FIELD=VALUE,...",
+    callback=lambda context, parameter, values: [_fields(value) for value in values],
+    help="Instead of a search: try the plan that differs so from the present one; may be repeated.",
+)
 @click.option("-j", "--jobs", type=click.IntRange(1), help="Compiler processes.  [default: usable cores]")
 @click.option("--dry-run", is_flag=True, help="Only list the candidates.")
 @common.json_option
@@ -41,6 +49,7 @@ def command(
     out: Path | None,
     limit: int,
     over: float,
+    wanted: list[dict[str, str]],
     jobs: int | None,
     dry_run: bool,
     as_json: bool,
@@ -54,7 +63,7 @@ def command(
     """
     selection = common.load(config, select, preset)
     variants = dict.fromkeys(plan.variant for plan in selection.plans)
-    searches = [search(variant, over / 100, limit) for variant in variants]
+    searches = [given(variant, wanted) if wanted else search(variant, over / 100, limit) for variant in variants]
     chosen = {candidate.name: candidate for found in searches for candidate in found.candidates}
     builds: Sequence[KernelBuild] = []
     report = None
@@ -71,6 +80,14 @@ def command(
     elif not quiet:
         _print(searches, rows, report)
     return int(ExitCode.OK if report is None or report.bundle is not None else ExitCode.FINDINGS)
+
+
+def _fields(text: str) -> dict[str, str]:
+    """``tile_n=64,stages=4`` as a mapping."""
+    pairs = [pair.split("=") for pair in text.split(",")]
+    if not all(len(pair) == 2 and all(pair) for pair in pairs):
+        raise click.BadParameter(f"{text!r} is not written like tile_n=64,stages=4")
+    return dict(pairs)
 
 
 def _progress(total: int, quiet: bool) -> build.Progress:

@@ -6,7 +6,7 @@ and those whose bound lies far above the best one's are dropped.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import product
@@ -78,6 +78,23 @@ def search(variant: Variant, over: float, limit: int | None) -> Search:
     others = [_named(plan, current) for plan, _ in ordered if suffix(plan, current)][: limit and limit - 1]
     found = [Candidate(plan, arch.budget(plan), plan is current) for plan in (current, *others)]
     return Search(variant, count, len(legal), len(near), tuple(found))
+
+
+def given(variant: Variant, wanted: Sequence[Mapping[str, str]]) -> Search:
+    """The plan that ``variant`` has now and plans with the fields of ``wanted`` changed, spelled as in YAML.
+
+    Where tile_m changes, registers that are not given are fitted.  Raises PlanError where a plan is wrong or illegal.
+    """
+    plans = [resolve(variant)]
+    for changes in wanted:
+        fitted: dict[str, str] = {}
+        if changes.get("tile_m", "").isdigit():
+            fitted = dict(zip(FITTED, map(str, registers(int(changes["tile_m"]))), strict=True))
+        plan = resolve(variant, {**fitted, **changes})
+        if plan.name not in [other.name for other in plans]:
+            plans.append(plan)
+    found = tuple(Candidate(plan, ARCHS[variant.arch].budget(plan), plan is plans[0]) for plan in plans)
+    return Search(variant, len(found), len(found), len(found), found)
 
 
 def registers(tile_m: int) -> tuple[int, int]:
