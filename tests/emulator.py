@@ -1,6 +1,6 @@
 """The forward kernel's walk in torch: tiles in the plan's order, blocks from right to left, online softmax in base 2.
 
-It shares the index functions with the kernels and none of the reference's code.
+It shares the index functions and the ranges of P with the kernels and none of the reference's code.
 """
 
 from __future__ import annotations
@@ -10,17 +10,22 @@ import math
 import torch
 from torch import Tensor
 
-from fa3gen.device import index
+from fa3gen.device import index, softmax
 from fa3gen.model import DType, ForwardPlan
 
 WARPGROUP_ROWS = 64
 LAZY_GROWTH = 8.0
-#: Of an optimistic softmax, powers of 2: where P starts, when the shift is raised, when a tile has failed.
-RANGES = {DType.BF16: (0, 16, 32, 100), DType.FP16: (8, 0, 0, 15)}
+RANGES = {DType.BF16: softmax.BF16, DType.FP16: softmax.FP16}
 
 
 def forward(
-    plan: ForwardPlan, q: Tensor, k: Tensor, v: Tensor, scale: float, head_section: int = 2
+    plan: ForwardPlan,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    head_section: int = 2,
+    p_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, list[int]]:
     """out (batch, seqlen_q, heads_q, head_dim), LSE (batch, heads_q, seqlen_q) and the tiles that were done again.
 
@@ -45,7 +50,9 @@ def forward(
             rows = slice(first, min(first + WARPGROUP_ROWS, seqlen_q))
             if first < seqlen_q:
                 keys, values, again = k[b, :, kv_head], v[b, :, kv_head], message >= index.AGAIN
-                o, total, bad = _rows(plan, q[b, rows, head], keys, values, scale, first, seqlen_q, again)
+                o, total, bad = _rows(
+                    plan, q[b, rows, head], keys, values, scale, first, seqlen_q, again, p_dtype or q.dtype
+                )
                 out[b, rows, head], lse[b, head, rows] = o, total
                 if bad and not again and tile not in failed:
                     failed.append(tile)
@@ -54,7 +61,15 @@ def forward(
 
 
 def _rows(
-    plan: ForwardPlan, q: Tensor, k: Tensor, v: Tensor, scale: float, first: int, seqlen_q: int, again: bool
+    plan: ForwardPlan,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    first: int,
+    seqlen_q: int,
+    again: bool,
+    p_dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, bool]:
     """A warpgroup's rows of one head, and whether they failed."""
     count, seqlen_k, scale_log2 = len(q), len(k), scale * math.log2(math.e)
@@ -62,10 +77,11 @@ def _rows(
     n_blocks = index.ceil_div(int(visible[-1]), plan.tile_n)
     unmasked = index.quotient(max(int(visible[0]), 1) - 1, plan.tile_n)
     masked = min(max(n_blocks - unmasked, 1), n_blocks)
-    begin, limit, headroom, overflow = RANGES[plan.variant.dtype] if plan.optimistic else (0, 0, 0, 0)
+    allowed = RANGES[plan.variant.dtype] if plan.optimistic else softmax.FOLLOWING
     maximum = torch.full((count,), -torch.inf, dtype=q.dtype)
     shift, largest = torch.zeros(count, dtype=q.dtype), torch.zeros(count, dtype=q.dtype)
     total, out = torch.zeros(count, dtype=q.dtype), torch.zeros(count, v.shape[-1], dtype=q.dtype)
+    raised = False
     for i in range(n_blocks):
         start = (n_blocks - 1 - i) * plan.tile_n
         keys = torch.arange(start, start + plan.tile_n)
@@ -75,10 +91,12 @@ def _rows(
             scores = torch.where(keys[None] < visible[:, None], scores, -torch.inf)
         correction = torch.ones_like(total)
         if plan.optimistic and i >= masked and not again:
-            outgrown = largest > 2.0**limit
-            steps = torch.where(outgrown, torch.log2(largest).clamp(max=1e4).trunc() + begin + headroom, 0.0)
-            correction, shift = torch.exp2(-steps), shift + steps
-            total = torch.where(outgrown & ~(largest < 2.0**overflow), torch.inf, total)
+            if i == masked:
+                total = torch.where(maximum == -torch.inf, torch.inf, total)
+            outgrown = largest > 2.0**allowed.limit
+            steps = torch.where(outgrown, torch.log2(largest).clamp(max=1e4).trunc() - allowed.fresh, 0.0)
+            correction, shift, raised = torch.exp2(-steps), shift + steps, raised or bool(outgrown.any())
+            total = torch.where(outgrown & ~(largest < 2.0**allowed.overflow), torch.inf, total)
         else:
             best = torch.maximum(maximum, scores.amax(1))
             if plan.lazy and i >= masked:
@@ -86,11 +104,14 @@ def _rows(
                 best = best if grown else maximum
             unseen = best == -torch.inf
             correction = torch.exp2(torch.where(unseen, 0.0, maximum - best) * scale_log2)
-            shift, maximum = torch.where(unseen, 0.0, best * scale_log2 + begin), best
+            shift, maximum = torch.where(unseen, 0.0, best * scale_log2 - allowed.start), best
         p = torch.exp2(scores * scale_log2 - shift[:, None])
         largest = p.view(count, -1, 4, 2).sum((1, 3)).amax(1)  # of the 4 threads of a row
-        total, out = total * correction + p.sum(1), out * correction[:, None] + p @ block_v
-    failed = plan.optimistic and not bool((total < 2.0**overflow).all())
+        rounded = p.to(p_dtype).to(p.dtype)
+        total, out = total * correction + p.sum(1), out * correction[:, None] + rounded @ block_v
+    failed = plan.optimistic and not bool((total < 2.0**allowed.overflow).all())
+    if plan.optimistic and (raised or bool((total > 2.0**allowed.limit).any())):
+        failed = failed or not bool(out.isfinite().all())
     out = torch.where(total[:, None] > 0, out / total[:, None], torch.zeros_like(out))
     return out, (shift + torch.log2(total)) * math.log(2), failed
 

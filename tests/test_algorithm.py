@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import product
 
 import pytest
 import torch
 from fa3.runtime import reference
 
-from fa3gen.model import parse_name
+from fa3gen.model import DType, parse_name
 from fa3gen.plan import resolve
+from fa3gen.verify.cases import BF16_VALUES, Case
+from fa3gen.verify.inputs import make
+from fa3gen.verify.numerics import judge
 from tests.emulator import forward
 
 SHAPES = (
@@ -56,3 +60,36 @@ def test_equals_the_reference(name: str, softmax: str, values: str) -> None:
         torch.testing.assert_close(lse, exact_lse, rtol=1e-9, atol=1e-10, check_dtype=False)
     if values != "growing":
         assert bool(done_again) == (softmax == "optimistic" and values == "outlier")
+
+
+@pytest.fixture
+def _flushed() -> Iterator[None]:
+    """As on the GPU: results below the least normal number are 0."""
+    torch.set_flush_denormal(True)
+    yield
+    torch.set_flush_denormal(False)
+
+
+@pytest.mark.usefixtures("_flushed")
+@pytest.mark.parametrize(
+    "values", ["rising", "soaring", "jump", "sink", "leaps", "anchored", "hidden", "mixed", "heavy"]
+)
+@pytest.mark.parametrize("name", ["fwd_bf16_d64_causal_sm90a", "fwd_fp16_d64_full_sm90a"])
+def test_is_as_precise_as_verify_asks(name: str, values: str) -> None:
+    """In float32, with P rounded to 16 bits: what lies outside the ranges of P is seen and computed again."""
+    plan = resolve(parse_name(name))
+    assert plan.optimistic
+    dtype = {DType.BF16: torch.bfloat16, DType.FP16: torch.float16}[plan.variant.dtype]
+    if values in BF16_VALUES and dtype is not torch.bfloat16:
+        pytest.skip("fp16 does not hold such values")
+    shapes = {"leaps": (20, 400, 9, 9), "anchored": (20, 4096, 1, 1)}
+    seqlen_q, seqlen_k, heads_q, heads_k = shapes.get(values, (70, 500, 2, 2))
+    case = Case(seqlen_q, seqlen_k, 1, heads_q, heads_k, values=values)
+    inputs = make(case, dtype, 64, 64, torch.device("cpu"))
+    q, k, v = (tensor.float() for tensor in inputs)
+    out, lse, failed = forward(plan, q, k, v, 64**-0.5, p_dtype=dtype)
+    ratio, problems = judge(case, inputs, out.to(dtype), lse, plan.variant.causal)
+    assert problems == []
+    assert ratio < 1
+    if values in ("soaring", "jump", "hidden", "anchored"):
+        assert bool(failed) == (values != "anchored")

@@ -16,11 +16,10 @@ from fa3 import contract
 from fa3.contract import INDEX, ParamKind, Shapes, derive, index_text
 
 from fa3gen import abi
+from fa3gen.device import index
 from fa3gen.model import ForwardPlan
 from tests.native import support
 from tests.native.support import CAUSAL, FULL, LARGE, PLANS, LaunchError, Library, Status, Tensor, call, dense
-
-INT32_MAX = 2**31 - 1
 
 
 @pytest.fixture(scope="module")
@@ -305,8 +304,8 @@ def test_refusals(library: Library, kernels: dict[str, Any], case: str) -> None:
 
 
 def test_the_largest_call_that_fits(library: Library, kernels: dict[str, Any]) -> None:
-    """The tile count stops short of 2**31, so that a tile counter may run past it."""
-    heads = INT32_MAX - 2**16
+    """The tile count stops short of AGAIN, so that a tile counter may run past it."""
+    heads = index.AGAIN - 2**16
     big = dense(LARGE, 1, 1, 1, heads, 1)
     assert describe(library, kernels, big, LARGE)["num_tiles"] == f"i32 {heads}"
     with pytest.raises(LaunchError, match="q is too large"):

@@ -29,24 +29,30 @@ _LAZY_GROWTH = 8.0
 class Range:
     """Powers of 2 between which P may lie while the shift stays.
 
-    P starts at 2^-``start`` where a score equals the maximum.  A thread's sum of a block bounds each of its P.  When it
-    passes 2^``limit``, the shift is raised before the next block, so that the sum becomes 2^-``start``, or
-    2^-``headroom`` less; when it passes 2^``overflow``, the tile has failed.
+    P starts at 2^``start`` where a score equals the maximum.  A thread's sum of a block bounds each of its P.  When it
+    passes 2^``limit``, the shift is raised before the next block, so that the sum becomes 2^``fresh``; when it passes
+    2^``overflow``, the tile has failed.
     """
 
     start: int
     limit: int
-    headroom: int
+    fresh: int
     overflow: int
+
+    def __post_init__(self) -> None:
+        # what O is scaled with, 2^(fresh - log2 sum), is a normal number: a smaller one would be flushed to 0
+        assert self.overflow - self.fresh <= 126
+        assert self.start <= self.limit < self.overflow
 
 
 #: The shift follows the maximum.
-FOLLOWING = Range(start=0, limit=0, headroom=0, overflow=0)
-#: bf16 has fp32's exponents, so P is as precise at 2^100 or 2^-32 as at 1.
-BF16 = Range(start=0, limit=16, headroom=32, overflow=100)
-#: fp16 ends at 65504.  Below 2^-14 it loses precision: at worst 2^-17 of the row's largest P, where O is rounded to
-#: 2^-11.
-FP16 = Range(start=8, limit=0, headroom=0, overflow=15)
+FOLLOWING = Range(start=0, limit=0, fresh=0, overflow=1)
+#: bf16 has fp32's exponents, so P is as precise at 2^-32 or 2^94 as at 1.  While no share of a row's sum passes the
+#: limit, all of it is at most 1, and O no larger than V: then O need not be looked at.
+BF16 = Range(start=-16, limit=-2, fresh=-32, overflow=94)
+#: fp16 loses precision below 2^-14 and ends at 65504.  P starts at 1, as in an exact softmax: lower, and thousands of
+#: light keys beside a heavy one would be rounded to 0.
+FP16 = Range(start=0, limit=8, fresh=0, overflow=15)
 
 
 def optimistic_range(element) -> Range:
@@ -57,7 +63,7 @@ def optimistic_range(element) -> Range:
 class Rows:
     """Register tensors of a thread, one element a row.
 
-    P is 2^(score * scale - shift), and the shift is maximum * scale plus where the range starts; 0 in a row that has
+    P is 2^(score * scale - shift), and the shift is maximum * scale less where the range starts; 0 in a row that has
     seen no key, whose maximum is -inf.
     """
 
@@ -120,11 +126,10 @@ def _row_maximum(row, start):
 
 
 @cute.jit
-def _set_shift(rows: Rows, r: cutlass.Constexpr, softmax_scale_log2, masked: cutlass.Constexpr):
-    shift = rows.maximum[r] * softmax_scale_log2 + Float32(rows.range.start)
-    if const_expr(masked):  # a row that has seen no key: -inf - -inf would be NaN
-        shift = shift if rows.maximum[r] != -Float32.inf else Float32(0.0)
-    rows.shift[r] = shift
+def _set_shift(rows: Rows, r: cutlass.Constexpr, softmax_scale_log2):
+    """To the maximum; to 0 in a row that has seen no key, or only scores of -inf, since -inf - -inf would be NaN."""
+    shift = rows.maximum[r] * softmax_scale_log2 - Float32(rows.range.start)
+    rows.shift[r] = shift if rows.maximum[r] != -Float32.inf else Float32(0.0)
 
 
 @cute.jit
@@ -148,14 +153,14 @@ def first_block(acc, rows: Rows, softmax_scale_log2):
     scores = wgmma.rows_columns(acc)
     for r in range_constexpr(ROWS):
         rows.maximum[r] = _row_maximum(scores[r, None], None)
-        _set_shift(rows, r, softmax_scale_log2, True)
+        _set_shift(rows, r, softmax_scale_log2)
     _exponentials(scores, rows, softmax_scale_log2)
     for r in range_constexpr(ROWS):
         rows.total[r] = rows.block_total[r]
 
 
 @cute.jit
-def next_block(acc, rows: Rows, softmax_scale_log2, masked: cutlass.Constexpr):
+def next_block(acc, rows: Rows, softmax_scale_log2):
     """Scores of a later block to P, in place; O must be scaled by ``rows.correction``, see :func:`rescale`.
 
     ``rows.total`` is corrected, and lacks ``rows.block_total``.
@@ -163,13 +168,11 @@ def next_block(acc, rows: Rows, softmax_scale_log2, masked: cutlass.Constexpr):
     scores = wgmma.rows_columns(acc)
     for r in range_constexpr(ROWS):
         maximum = _row_maximum(scores[r, None], rows.maximum[r])
-        drop = rows.maximum[r] - maximum
-        if const_expr(masked):
-            drop = drop if maximum != -Float32.inf else Float32(0.0)
+        drop = rows.maximum[r] - maximum if maximum != -Float32.inf else Float32(0.0)
         rows.correction[r] = cute.math.exp2(drop * softmax_scale_log2, fastmath=True)
         rows.maximum[r] = maximum
         rows.total[r] = rows.total[r] * rows.correction[r]
-        _set_shift(rows, r, softmax_scale_log2, masked)
+        _set_shift(rows, r, softmax_scale_log2)
     _exponentials(scores, rows, softmax_scale_log2)
 
 
@@ -190,9 +193,16 @@ def next_block_lazy(acc, rows: Rows, softmax_scale_log2):
             rows.correction[r] = cute.math.exp2((rows.maximum[r] - maximum[r]) * softmax_scale_log2, fastmath=True)
             rows.maximum[r] = maximum[r]
             rows.total[r] = rows.total[r] * rows.correction[r]
-            _set_shift(rows, r, softmax_scale_log2, False)
+            _set_shift(rows, r, softmax_scale_log2)
     _exponentials(scores, rows, softmax_scale_log2)
     return outgrown
+
+
+@cute.jit
+def freeze(rows: Rows):
+    """Before the first :func:`next_block_frozen`: a row without a maximum has no shift to go on with, and fails."""
+    for r in range_constexpr(ROWS):
+        rows.total[r] = rows.total[r] if rows.maximum[r] != -Float32.inf else Float32.inf
 
 
 @cute.jit
@@ -222,7 +232,7 @@ def raise_shift(acc, p_acc, rows: Rows):
             largest = cute.arch.fmax(largest, cute.arch.shuffle_sync_bfly(largest, offset=1 << step))
         steps = Float32(0.0)
         if largest > 2.0**rows.range.limit:
-            steps = Float32(Int32(cute.math.log2(largest, fastmath=True)) + rows.range.start + rows.range.headroom)
+            steps = Float32(Int32(cute.math.log2(largest, fastmath=True)) - rows.range.fresh)
         factor = cute.math.exp2(-steps, fastmath=True)
         rows.shift[r] = rows.shift[r] + steps
         rows.total[r] = rows.total[r] * factor if largest < 2.0**rows.range.overflow else Float32.inf
@@ -237,7 +247,7 @@ def failed(acc, rows: Rows):
     out = wgmma.rows_columns(acc)
     largest = cute.arch.fmax(*(rows.total[r] for r in range(ROWS)), nan=True)
     lost = cutlass.Boolean(False)
-    # else P stayed below the limit, and O as far from overflow as with a shift that follows the maximum
+    # else P stayed below the limit, and O is no nearer to overflow than with a shift that follows the maximum
     if cute.arch.vote_any_sync(not largest <= 2.0**rows.range.limit or rows.raised[0] > 0):
         lost = not largest < 2.0**rows.range.overflow
         for r in range_constexpr(ROWS):

@@ -186,7 +186,12 @@ def _values() -> Iterator[Case]:
     for values in ("large", "growing", "shrinking", "outlier", "negative", "constant", "offset", "steps"):
         for seqlen_q, seqlen_k in ((129, 1000), (1000, 129), (777, 777), (64, 2000)):
             yield Case(seqlen_q, seqlen_k, 1, 4, 2, values=values, quick=seqlen_q == 777)
-    for values in ("rising", "soaring", "jump", "sink", "mixed", "heavy"):
+    yield Case(130, 4096, 1, 2, 2, values="anchored", quick=True)
+    yield Case(300, 16384, 1, 1, 1, values="anchored")
+    yield Case(2000, 4000, 1, 2, 1, values="self")
+    yield Case(300, 1000, 1, 12, 12, values="leaps", quick=True)
+    yield Case(1000, 1000, 1, 12, 12, values="leaps", ctas=5)
+    for values in ("rising", "soaring", "jump", "sink", "hidden", "mixed", "heavy"):
         for seqlen_q, seqlen_k in ((333, 1000), (1000, 300), (777, 777), (100, 2000)):
             yield Case(seqlen_q, seqlen_k, 1, 6, 2, values=values, quick=seqlen_q == 777)
     for seqlen_k in (1, 3, 31, 65, 79, 81, 127, 129, 191, 193):

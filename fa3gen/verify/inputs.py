@@ -110,6 +110,35 @@ def _sink(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
     return _profile(q, k, v, 20.0 * (_behind(k) >= k.shape[1] - 1))
 
 
+def _leaps(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
+    """Keys of the left half are heavier, by 2^70 in the first head of k and 2^4 more in each further one."""
+    _profile(q, k, v, torch.zeros(k.shape[1], device=k.device))
+    for head in range(k.shape[2]):
+        left = (70.0 + 4 * head) * (_behind(k) >= k.shape[1] // 2)
+        k[:, :, head, 0] = left * _weight(k)
+    return Inputs(q, k, v)
+
+
+def _anchored(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
+    """The last key, which is visited first, outweighs each other by 2^18; together those still count."""
+    return _profile(q, k, v + 0.5, 18.0 * (_behind(k) == 0))
+
+
+def _self(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
+    """As anchored, but for each query its own key, the last that it sees under a causal mask."""
+    rows, ratio = min(q.shape[1], k.shape[1]), q.shape[2] // k.shape[2]
+    own = q[:, q.shape[1] - rows :, ::ratio]
+    k[:, k.shape[1] - rows :] += own * (18.0 * _weight(k) * 8.0 / own.square().sum(-1, keepdim=True))
+    return Inputs(q, k, v + 0.5)
+
+
+def _hidden(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
+    """Scores of -inf for the last third of the keys, as a bias that hides them would make."""
+    inputs = _profile(q, k, v, torch.zeros(k.shape[1], device=k.device))
+    k[:, k.shape[1] - k.shape[1] // 3 :, :, 0] = -torch.inf
+    return inputs
+
+
 def _mixed(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
     """Every other head of k as soaring."""
     soaring = _soaring(q, k.clone(), v)
@@ -125,9 +154,14 @@ def _heavy(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
 
 def _profile(q: Tensor, k: Tensor, v: Tensor, log2_weight: Tensor) -> Inputs:
     """Adds ``log2_weight`` of each key to its scores (in base 2, with the default scale)."""
-    q[..., 0], weight = 8.0, log2_weight * (math.sqrt(k.shape[-1]) / (8.0 * math.log2(math.e)))
-    k[..., 0] = weight.view(1, -1, 1)
+    q[..., 0] = 8.0
+    k[..., 0] = (log2_weight * _weight(k)).view(1, -1, 1)
     return Inputs(q, k, v)
+
+
+def _weight(k: Tensor) -> float:
+    """What k times 8 must be for a factor of 2 (with the default scale)."""
+    return math.sqrt(k.shape[-1]) / (8.0 * math.log2(math.e))
 
 
 def _behind(k: Tensor) -> Tensor:
@@ -149,6 +183,10 @@ VALUES: dict[str, Callable[[Tensor, Tensor, Tensor], Inputs]] = {
     "soaring": _soaring,
     "jump": _jump,
     "sink": _sink,
+    "leaps": _leaps,
+    "anchored": _anchored,
+    "self": _self,
+    "hidden": _hidden,
     "mixed": _mixed,
     "heavy": _heavy,
     "outlier": _outlier,

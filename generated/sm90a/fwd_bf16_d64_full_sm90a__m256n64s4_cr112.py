@@ -466,6 +466,8 @@ def attend(problem: Problem, shared: Shared, wg: Warpgroup, rows: Tile, k_state:
     masked = cutlass.min(cutlass.max(rows.n_blocks - unmasked, 1), rows.n_blocks)
     k_state, v_state = attend_blocks(problem, shared, wg, rows, 1, masked, True, k_state, v_state)
     frozen = rows.n_blocks if rows.again == 0 else masked
+    if masked < frozen:
+        softmax.freeze(wg.rows)
     k_state, v_state = attend_frozen(shared, wg, rows, masked, frozen, k_state, v_state)
     k_state, v_state = attend_blocks(problem, shared, wg, rows, frozen, rows.n_blocks, False, k_state, v_state)
     ring.wait_full(shared.v_ring, v_state)
@@ -502,7 +504,7 @@ def attend_blocks(
         release(shared.k_ring, wg, k_state)
         if const_expr(masked):
             apply_mask(problem, wg, scores, rows, rows.n_blocks - 1 - i)
-        softmax.next_block(scores, wg.rows, wg.softmax_scale_log2, masked)
+        softmax.next_block(scores, wg.rows, wg.softmax_scale_log2)
         softmax.add_block_total(wg.rows)
         warpgroup.wait_group(0)
         release(shared.v_ring, wg, v_state)

@@ -10,8 +10,9 @@ namespace fa3 {
 namespace {
 
 constexpr int64_t kMaxExtent = INT32_MAX;
-// Leaves room for a tile counter to run past the last tile by a few draws a CTA.
-constexpr int64_t kMaxTiles = INT32_MAX - (1 << 16);
+// Kernels add 2^30 to the number of a tile that is done again (fa3gen/device/index.py, AGAIN); and a tile counter may run
+// past the last tile by a few draws a CTA.
+constexpr int64_t kMaxTiles = (1 << 30) - (1 << 16);
 constexpr int64_t kMapAlignment = 16;                // bytes, of a tensor map's address and strides
 constexpr int64_t kMaxMapStride = int64_t{1} << 40;  // bytes, exclusive
 
