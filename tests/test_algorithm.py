@@ -9,11 +9,13 @@ import pytest
 import torch
 from fa3.runtime import reference
 
+from fa3gen.device import softmax as device_softmax
 from fa3gen.model import DType, parse_name
 from fa3gen.plan import resolve
 from fa3gen.verify.cases import BF16_VALUES, Case
 from fa3gen.verify.inputs import make
 from fa3gen.verify.numerics import judge
+from tests.built_kernels import plans
 from tests.emulator import forward
 
 SHAPES = (
@@ -60,6 +62,18 @@ def test_equals_the_reference(name: str, softmax: str, values: str) -> None:
         torch.testing.assert_close(lse, exact_lse, rtol=1e-9, atol=1e-10, check_dtype=False)
     if values != "growing":
         assert bool(done_again) == (softmax == "optimistic" and values == "outlier")
+
+
+@pytest.mark.parametrize("allowed", [device_softmax.BF16, device_softmax.FP16], ids=["bf16", "fp16"])
+def test_no_factor_of_a_raised_shift_is_flushed(allowed: device_softmax.Range) -> None:
+    assert allowed.start <= allowed.limit < allowed.overflow
+    assert allowed.overflow - allowed.fresh <= 126
+
+
+def test_fp16_holds_the_sums_of_a_block() -> None:
+    assert 2**device_softmax.FP16.overflow <= torch.finfo(torch.float16).max
+    most = max(plan.tile_n // 4 for plan in plans())  # exponentials of a thread's row, each 2^start at the maximum
+    assert most * 2**device_softmax.FP16.start <= 2**device_softmax.FP16.limit
 
 
 @pytest.fixture

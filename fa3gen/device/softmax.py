@@ -31,18 +31,14 @@ class Range:
 
     P starts at 2^``start`` where a score equals the maximum.  A thread's sum of a block bounds each of its P.  When it
     passes 2^``limit``, the shift is raised before the next block, so that the sum becomes 2^``fresh``; when it passes
-    2^``overflow``, the tile has failed.
+    2^``overflow``, the tile has failed.  What O is scaled with must be a normal number, at least 2^-126: a smaller one
+    would be flushed to 0.
     """
 
     start: int
     limit: int
     fresh: int
     overflow: int
-
-    def __post_init__(self) -> None:
-        # what O is scaled with, 2^(fresh - log2 sum), is a normal number: a smaller one would be flushed to 0
-        assert self.overflow - self.fresh <= 126
-        assert self.start <= self.limit < self.overflow
 
 
 #: The shift follows the maximum.
