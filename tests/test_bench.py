@@ -281,6 +281,20 @@ def test_markdown_tables_are_rectangular() -> None:
     assert text.startswith("a GPU.\n")
 
 
+def test_tables_say_which_plan_served_and_how_near_the_bound_it_came() -> None:
+    names = ("fwd_bf16_d64_full_sm90a__m256n64s4", "fwd_bf16_d64_full_sm90a")
+    rows = [
+        replace(_row(replace(FULL, batch=batch), ours=1.0), kernels={"ours": name}, bounds={"ours": 1e4})
+        for batch, name in enumerate(names, 1)
+    ]
+    ((_, (head, *lines)),) = report.shape_tables(Result(COLUMNS, rows))
+    assert head[-2:] == ["ours / bound", "ours: plan"]
+    assert [line[-1] for line in lines] == ["m256n64s4", "general"]
+    assert [float(line[-2]) for line in lines] == [round(row.share("ours") or 0, 2) for row in rows]
+    plain = Result(COLUMNS, [_row(FULL, ours=1.0)])
+    assert not {"ours / bound", "ours: plan"} & set(report.shape_tables(plain)[0][1][0])
+
+
 class _Tags(HTMLParser):
     """Checks that tags close, and collects what the page would load."""
 

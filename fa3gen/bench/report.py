@@ -160,8 +160,7 @@ class Layout:
             cells += [cell(row.share(name), 2) for name in ours]
             clocks = [row.times.clock_mhz[name] for name in ours if name in row.times.clock_mhz]
             cells += [cell(clocks[0] if clocks else None, 0), cell(row.times.power_w, 0)]
-        labels = {name: plan_label(row.kernels[name]) for name in ours if name in row.kernels}
-        plans = [f"  {name}: {label}" for name, label in labels.items() if label not in (GENERAL, name)]
+        plans = [f"  {name}: {plan_label(row.kernels[name])}" for name in ours if _further(row, name)]
         return f"{row.shape.label:<{self.label}}{self._kind(row.kind)}" + self._line(cells) + "".join(plans)
 
     def _kind(self, kind: str) -> str:
@@ -225,15 +224,26 @@ def shape_tables(result: Result) -> list[tuple[str, Table]]:
         head = ["shape", *["data"] * (len(kinds) > 1), *columns.all]
         head += [f"{name} / best" for name in columns.ours if columns.peers]
         head += [f"{name}: time / normal" for name in columns.ours if compares]
+        rows = [row for row in result.rows if row.shape.group == group]
+        bounded = [name for name in columns.ours if any(row.share(name) is not None for row in rows)]
+        planned = [name for name in columns.ours if any(_further(row, name) for row in rows)]
+        head += [*(f"{name} / bound" for name in bounded), *(f"{name}: plan" for name in planned)]
         table = [head]
-        for row in (row for row in result.rows if row.shape.group == group):
+        for row in rows:
             cells = [row.shape.label, *[row.kind] * (len(kinds) > 1)]
             cells += [cell(row.tflops(name), 0) for name in columns.all]
             cells += [cell(columns.ratio(row, name), 3) for name in columns.ours if columns.peers]
             cells += [cell(result.slowdown(row, name), 3) for name in columns.ours if compares]
+            cells += [cell(row.share(name), 2) for name in bounded]
+            cells += [plan_label(row.kernels[name]) if name in row.kernels else "-" for name in planned]
             table.append(cells)
         found.append((f"{group}, TFLOP/s", table))
     return found
+
+
+def _further(row: Row, name: str) -> bool:
+    """Whether a plan for some sizes only served the shape."""
+    return name in row.kernels and plan_label(row.kernels[name]) not in (GENERAL, name)
 
 
 def summary(result: Result) -> list[str]:
