@@ -79,9 +79,7 @@ def _rows(
     masked = min(max(n_blocks - unmasked, 1), n_blocks)
     allowed = RANGES[plan.variant.dtype] if plan.optimistic else softmax.FOLLOWING
     maximum = torch.full((count,), -torch.inf, dtype=q.dtype)
-    shift, largest = torch.zeros(count, dtype=q.dtype), torch.zeros(count, dtype=q.dtype)
-    total, out = torch.zeros(count, dtype=q.dtype), torch.zeros(count, v.shape[-1], dtype=q.dtype)
-    raised = False
+    state = _State(count, v.shape[-1], q.dtype)
     for i in range(n_blocks):
         start = (n_blocks - 1 - i) * plan.tile_n
         keys = torch.arange(start, start + plan.tile_n)
@@ -89,31 +87,63 @@ def _rows(
         scores = q @ block_k.T
         if i < masked:
             scores = torch.where(keys[None] < visible[:, None], scores, -torch.inf)
-        correction = torch.ones_like(total)
-        if plan.optimistic and i >= masked and not again:
+        frozen = plan.optimistic and i >= masked and not again
+        if frozen:
             if i == masked:
-                total = torch.where(maximum == -torch.inf, torch.inf, total)
-            outgrown = largest > 2.0**allowed.limit
-            steps = torch.where(outgrown, torch.log2(largest).clamp(max=1e4).trunc() - allowed.fresh, 0.0)
-            correction, shift, raised = torch.exp2(-steps), shift + steps, raised or bool(outgrown.any())
-            total = torch.where(outgrown & ~(largest < 2.0**allowed.overflow), torch.inf, total)
+                state.total = torch.where(maximum == -torch.inf, torch.inf, state.total)
+            state.raise_shift(allowed)
+            state.add_pending()
         else:
+            state.add_pending()
             best = torch.maximum(maximum, scores.amax(1))
             if plan.lazy and i >= masked:
                 grown = bool(((best - maximum) * scale_log2 > LAZY_GROWTH).any())
                 best = best if grown else maximum
             unseen = best == -torch.inf
             correction = torch.exp2(torch.where(unseen, 0.0, maximum - best) * scale_log2)
-            shift, maximum = torch.where(unseen, 0.0, best * scale_log2 - allowed.start), best
-        p = torch.exp2(scores * scale_log2 - shift[:, None])
-        largest = p.view(count, -1, 4, 2).sum((1, 3)).amax(1)  # of the 4 threads of a row
-        rounded = p.to(p_dtype).to(p.dtype)
-        total, out = total * correction + p.sum(1), out * correction[:, None] + rounded @ block_v
-    failed = plan.optimistic and not bool((total < 2.0**allowed.overflow).all())
-    if plan.optimistic and (raised or bool((total > 2.0**allowed.limit).any())):
-        failed = failed or not bool(out.isfinite().all())
+            state.total, state.out = state.total * correction, state.out * correction[:, None]
+            state.shift, maximum = torch.where(unseen, 0.0, best * scale_log2 - allowed.start), best
+        state.add_block(torch.exp2(scores * scale_log2 - state.shift[:, None]), block_v, p_dtype)
+    if plan.optimistic and n_blocks > masked and not again:
+        state.raise_shift(allowed)
+    state.add_pending()
+    total, out = state.total, state.out
+    failed = False
+    if plan.optimistic and (state.raised or not bool((total <= 2.0**allowed.limit).all())):
+        failed = not bool((total < torch.inf).all()) or not bool(out.isfinite().all())
     out = torch.where(total[:, None] > 0, out / total[:, None], torch.zeros_like(out))
-    return out, (shift + torch.log2(total)) * math.log(2), failed
+    return out, (state.shift + torch.log2(total)) * math.log(2), failed
+
+
+class _State:
+    """O and sums of rows; what the latest block adds to O is pending, as its PV is."""
+
+    def __init__(self, rows: int, columns: int, dtype: torch.dtype) -> None:
+        self.shift, self.total, self.block, self.rounded, self.largest = torch.zeros(5, rows, dtype=dtype)
+        self.out, self.pending = torch.zeros(2, rows, columns, dtype=dtype)
+        self.raised = False
+
+    def add_block(self, p: Tensor, block_v: Tensor, p_dtype: torch.dtype) -> None:
+        rounded = p.to(p_dtype).to(p.dtype)
+        self.block, self.rounded, self.pending = p.sum(1), rounded.sum(1), rounded @ block_v
+        self.largest = p.view(len(p), -1, 4, 2).sum((1, 3)).amax(1)  # of the 4 threads of a row
+        self.total = self.total + self.block
+
+    def add_pending(self) -> None:
+        self.out = self.out + self.pending
+        self.pending = torch.zeros_like(self.pending)
+
+    def raise_shift(self, allowed: softmax.Range) -> None:
+        outgrown = self.largest > 2.0**allowed.limit
+        steps = torch.where(outgrown, torch.log2(self.largest).clamp(max=1e4).trunc() - allowed.fresh, 0.0)
+        gain = torch.where(outgrown, self.rounded / self.block, 1.0)
+        factor = torch.exp2(-steps)
+        self.shift = self.shift + (steps - torch.log2(gain))
+        latest = torch.where(outgrown, self.rounded, self.block)
+        total = (self.total - self.block) * (factor * gain) + latest * factor
+        self.total = torch.where(outgrown & ~(self.largest < 2.0**allowed.overflow), torch.inf, total)
+        self.out, self.pending = self.out * (factor * gain)[:, None], self.pending * factor[:, None]
+        self.raised = self.raised or bool(outgrown.any())
 
 
 def _visible(plan: ForwardPlan, row: int, seqlen_q: int, seqlen_k: int) -> int:

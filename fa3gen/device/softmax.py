@@ -30,7 +30,7 @@ class Range:
     """Powers of 2 between which P may lie while the shift stays.
 
     P starts at 2^``start`` where a score equals the maximum.  A thread's sum of a block bounds each of its P.  When it
-    passes 2^``limit``, the shift is raised before the next block, so that the sum becomes 2^``fresh``; when it passes
+    passes 2^``limit``, the shift is raised before that P is used, so that the sum becomes 2^``fresh``; when it passes
     2^``overflow``, the tile has failed.  What O is scaled with must be a normal number, at least 2^-126: a smaller one
     would be flushed to 0.
     """
@@ -47,7 +47,8 @@ FOLLOWING = Range(start=0, limit=0, fresh=0, overflow=1)
 #: limit, all of it is at most 1, and O no larger than V: then O need not be looked at.
 BF16 = Range(start=-16, limit=-2, fresh=-32, overflow=94)
 #: fp16 loses precision below 2^-14 and ends at 65504.  P starts at 1, as in an exact softmax: lower, and thousands of
-#: light keys beside a heavy one would be rounded to 0.
+#: light keys beside a heavy one would be rounded to 0.  So a key that outweighs those before it by 2^15 (11 in natural
+#: units) has its tile done again.
 FP16 = Range(start=0, limit=8, fresh=0, overflow=15)
 
 
@@ -186,7 +187,8 @@ def next_block_lazy(acc, rows: Rows, softmax_scale_log2):
     outgrown = cute.arch.vote_any_sync(growth > _LAZY_GROWTH)
     if outgrown:
         for r in range_constexpr(ROWS):
-            rows.correction[r] = cute.math.exp2((rows.maximum[r] - maximum[r]) * softmax_scale_log2, fastmath=True)
+            drop = rows.maximum[r] - maximum[r] if maximum[r] != -Float32.inf else Float32(0.0)
+            rows.correction[r] = cute.math.exp2(drop * softmax_scale_log2, fastmath=True)
             rows.maximum[r] = maximum[r]
             rows.total[r] = rows.total[r] * rows.correction[r]
             _set_shift(rows, r, softmax_scale_log2)
@@ -206,35 +208,55 @@ def next_block_frozen(acc, rows: Rows, softmax_scale_log2):
     """As :func:`next_block` for a block without masked scores, but the shift stays and O need not be scaled.
 
     What this gives is the same number as with a shift that follows the maximum, and as precise: P is rounded relative
-    to itself.
+    to itself.  If then :func:`outgrown`, :func:`raise_shift` must follow before P is used.
     """
     _exponentials(wgmma.rows_columns(acc), rows, softmax_scale_log2)
 
 
 @cute.jit
 def outgrown(rows: Rows):
-    """Whether a sum of the latest block passed its limit in some row of the warp; then :func:`raise_shift` is due."""
+    """Whether a sum of the latest block passed its limit in some row of the warp."""
     largest = cute.arch.fmax(*(rows.block_total[r] for r in range(ROWS)))
     return cute.arch.vote_any_sync(largest > 2.0**rows.range.limit)
 
 
 @cute.jit
 def raise_shift(acc, p_acc, rows: Rows):
-    """Raises the shift to the size of the latest sums: O, that block's P and the totals shrink by powers of 2."""
+    """Raises the shift to the latest block's sums: O, the totals and that block's P, not yet used, become smaller.
+
+    P only by a power of 2, which rounds nothing.  P was rounded already, where the sums were not; what that makes
+    of the sum, up to 2^-9 where one key outweighs all others, goes into the shift and the rest follows, so that such a
+    key gives its value and nothing else, as in an exact softmax.
+    """
     out, p = wgmma.rows_columns(acc), wgmma.rows_columns(p_acc)
     for r in range_constexpr(ROWS):
-        largest = rows.block_total[r]
+        block = rows.block_total[r]
+        (rounded,) = _chains(lambda a, b: a + b, _elements(_as_float(p[r, None])), 1)
+        largest, row_block, row_rounded = block, block, rounded
         for step in range_constexpr(2):
-            largest = cute.arch.fmax(largest, cute.arch.shuffle_sync_bfly(largest, offset=1 << step))
-        steps = Float32(0.0)
+            offset = 1 << step
+            largest = cute.arch.fmax(largest, cute.arch.shuffle_sync_bfly(largest, offset=offset))
+            row_block = row_block + cute.arch.shuffle_sync_bfly(row_block, offset=offset)
+            row_rounded = row_rounded + cute.arch.shuffle_sync_bfly(row_rounded, offset=offset)
+        steps, gain = Float32(0.0), Float32(1.0)
         if largest > 2.0**rows.range.limit:
             steps = Float32(Int32(cute.math.log2(largest, fastmath=True)) - rows.range.fresh)
+            gain = row_rounded * cute.arch.rcp_approx(row_block)
+        else:
+            rounded = block
         factor = cute.math.exp2(-steps, fastmath=True)
-        rows.shift[r] = rows.shift[r] + steps
-        rows.total[r] = rows.total[r] * factor if largest < 2.0**rows.range.overflow else Float32.inf
-        out[r, None].store(out[r, None].load() * factor)
+        rows.shift[r] = rows.shift[r] + (steps - cute.math.log2(gain, fastmath=True))
+        total = (rows.total[r] - block) * (factor * gain) + rounded * factor
+        rows.total[r] = total if largest < 2.0**rows.range.overflow else Float32.inf
+        out[r, None].store(out[r, None].load() * (factor * gain))
         p[r, None].store((p[r, None].load().to(Float32) * factor).to(p.element_type))
     rows.raised[0] = rows.raised[0] + 1
+
+
+def _as_float(row) -> cute.Tensor:
+    values = cute.make_rmem_tensor((cute.size(row),), Float32)
+    values.store(row.load().to(Float32))
+    return values
 
 
 @cute.jit
@@ -245,7 +267,7 @@ def failed(acc, rows: Rows):
     lost = cutlass.Boolean(False)
     # else P stayed below the limit, and O is no nearer to overflow than with a shift that follows the maximum
     if cute.arch.vote_any_sync(not largest <= 2.0**rows.range.limit or rows.raised[0] > 0):
-        lost = not largest < 2.0**rows.range.overflow
+        lost = not largest < Float32.inf
         for r in range_constexpr(ROWS):
             (size,) = _chains(lambda a, b: a + b, [cute.arch.fmax(x, -x, nan=True) for x in _elements(out[r, None])], 1)
             lost = lost or not size < Float32.inf

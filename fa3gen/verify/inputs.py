@@ -110,6 +110,11 @@ def _sink(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
     return _profile(q, k, v, 20.0 * (_behind(k) >= k.shape[1] - 1))
 
 
+def _tower(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
+    """The first key is 2^45 times as heavy as the others: its value alone counts, and may not be rounded."""
+    return _profile(q, k, v, 45.0 * (_behind(k) >= k.shape[1] - 1))
+
+
 def _leaps(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
     """Keys of the left half are heavier, by 2^70 in the first head of k and 2^4 more in each further one."""
     _profile(q, k, v, torch.zeros(k.shape[1], device=k.device))
@@ -183,6 +188,7 @@ VALUES: dict[str, Callable[[Tensor, Tensor, Tensor], Inputs]] = {
     "soaring": _soaring,
     "jump": _jump,
     "sink": _sink,
+    "tower": _tower,
     "leaps": _leaps,
     "anchored": _anchored,
     "self": _self,

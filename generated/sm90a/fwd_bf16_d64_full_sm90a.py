@@ -540,6 +540,8 @@ def attend_frozen(
         release(shared.v_ring, wg, v_state)
         wgmma.convert(scores, wg.p)
         v_state.advance()
+    if softmax.outgrown(wg.rows):
+        softmax.raise_shift(wg.out, wg.p, wg.rows)
     return k_state, v_state
 
 
