@@ -136,7 +136,10 @@ def test_alternative_plans_compile(tmp_path: Path) -> None:
 @pytest.mark.skipif(sass.find_tool() is None, reason="there is no nvdisasm")
 @pytest.mark.parametrize("name", ["fwd_bf16_d128_full_sm90a", "fwd_bf16_d64_causal_sm90a"])
 def test_a_cluster_shares_k_and_v(name: str) -> None:
-    """In the machine code: loads that go to both CTAs, arrivals in both, and barriers of the cluster at both ends."""
+    """In the machine code: loads that go to both CTAs, arrivals in both, and barriers of the cluster at both ends.
+
+    The first is for all, the others for producers and consumers.
+    """
     plan = resolve(parse_name(name), {"cluster": 2})
     alone, text = (sass.disassemble(kernel.cubin) for kernel in (built()[name], built_alone(plan)))
     loads = {kind: len(re.findall(rf"UTMALDG\.4D{kind} ", text)) for kind in ("", r"\.MULTICAST")}
@@ -144,12 +147,12 @@ def test_a_cluster_shares_k_and_v(name: str) -> None:
     boxes = plan.variant.head_dim.qk // 64  # of a Q tile's warpgroup, and of a block of K or V
     assert loads == {"": plan.warpgroups * boxes, r"\.MULTICAST": 4 * boxes}
     assert sum(loads.values()) == every
-    assert [len(re.findall(f"UCGABAR_{end}", text)) for end in ("ARV", "WAIT")] == [2, 2]
+    assert [len(re.findall(f"UCGABAR_{end}", text)) for end in ("ARV", "WAIT")] == [3, 3]
     assert not re.search("UCGABAR|MULTICAST", alone)
     remote = [line for line in text.splitlines() if "SYNCS.ARRIVE.TRANS64.RED" in line]
     assert len(remote) >= 2 * (3 + plan.optimistic)  # of K and V, in each loop and at their ends
     step = loops.mainloop(text)
-    assert len(step.always) - len(loops.mainloop(alone).always) <= 16
+    assert len(step.always) - len(loops.mainloop(alone).always) <= 4
     assert sum(instruction.name.startswith("SYNCS.ARRIVE.TRANS64.RED") for instruction in step.always) == 2
 
 

@@ -81,7 +81,7 @@ def release(ring: Ring, state: PipelineState) -> None:
 def release_of_group(ring: Ring, state: PipelineState, thread):
     """Hands a stage back; the threads of a group call it, which are numbered from 0, and count once."""
     if const_expr(ring.ctas > 1):
-        cluster.arrive(ring.empty + state.index, thread)
+        cluster.arrive(ring.empty, state.index, thread)
     else:
         if thread == 0:
             cute.arch.mbarrier_arrive(ring.empty + state.index)
