@@ -238,13 +238,17 @@ class Cluster:
     def consume(self, rank: int, wg: int) -> Thread:
         problem, cta, tile, count, used = self.problem, self.ctas[rank], self.number, 0, 0
 
-        def read(ring: str, number: int, what: object) -> Thread:
-            lap, stage = divmod(number, problem.stages)
+        def wait(ring: str, i: int) -> Thread:
+            lap, stage = divmod(used + i, problem.stages)
             stages = getattr(cta, ring)
             yield stages.full[stage].ended(lap)
-            assert stages.holds[stage] == [what] * CTAS
+            assert stages.holds[stage] == [(count, all_blocks - 1 - i)] * CTAS
+
+        def release(ring: str, i: int) -> Thread:
             yield _at_once
-            assert stages.holds[stage] == [what] * CTAS
+            stage = (used + i) % problem.stages
+            stages = getattr(cta, ring)
+            assert stages.holds[stage] == [(count, all_blocks - 1 - i)] * CTAS
             stages.readers[stage] -= 1
             for to in self.ctas:
                 self.world.later(partial(getattr(to, ring).empty[stage].arrive, (rank, wg)))
@@ -255,17 +259,22 @@ class Cluster:
             all_blocks = problem.loaded(m_block, rank)
             handed_back = all_blocks - n_blocks
             for i in range(handed_back):
-                for ring in ("k", "v"):
-                    yield from read(ring, used + i, (count, all_blocks - 1 - i))
+                for step in (wait, release):
+                    yield from step("k", i)
+                    yield from step("v", i)
             lap, stage = divmod(count, problem.q_stages)
             yield cta.q.full[stage].ended(lap)
             assert cta.q.holds[stage] == [count]
             for i in range(handed_back, all_blocks):
-                yield from read("k", used + i, (count, all_blocks - 1 - i))
+                yield from wait("k", i)
                 if i > handed_back:
-                    yield from read("v", used + i - 1, (count, all_blocks - i))
+                    yield from wait("v", i - 1)
+                yield from release("k", i)
+                if i > handed_back:
+                    yield from release("v", i - 1)
             if n_blocks > 0:
-                yield from read("v", used + all_blocks - 1, (count, 0))
+                yield from wait("v", all_blocks - 1)
+                yield from release("v", all_blocks - 1)
             used += all_blocks
             if tile < index.AGAIN and n_blocks > 0 and (tile, rank, wg) in self.world.failing:
                 arrived: list[bool] = []
