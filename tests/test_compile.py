@@ -22,7 +22,7 @@ from fa3gen.errors import Fa3genError, MachineError
 from fa3gen.model import Arch, Bounds, ForwardPlan, parse_name
 from fa3gen.plan import resolve
 from fa3gen.render import render
-from fa3gen.witness import Trace, TracedParam
+from fa3gen.witness import Trace, TracedParam, WitnessError
 from fa3gen.worker import Compiled, Failed, Job
 from tests.built_kernels import ALTERNATIVES, NAME, REPO, Built, built, built_alone, plan_of, plans
 
@@ -186,6 +186,14 @@ def test_any_difference_from_abi_is_reported(change: Callable[[Trace], Trace], m
     found = witness.differences(plan, change(trace_of(plan)))
     assert found
     assert re.search(message, "\n".join(found)), found
+
+
+def test_a_cluster_lies_along_x() -> None:
+    facts = "{{cluster_launch = {}, exact_cluster_dim = array<i64: {}>, schema_version = 1 : i64}}"
+    assert witness._cluster(facts.format("false", "2, 1, 1")) == 1
+    assert witness._cluster(facts.format("true", "2, 1, 1")) == 2
+    with pytest.raises(WitnessError, match="along x"):
+        witness._cluster(facts.format("true", "1, 2, 1"))
 
 
 def test_a_cubin_with_other_parameters_fails(monkeypatch: pytest.MonkeyPatch) -> None:
