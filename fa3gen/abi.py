@@ -36,8 +36,8 @@ def signature(plan: ForwardPlan) -> Signature:
     """The argument list of ``plan``'s kernel."""
     params = [
         _tensor_map(plan, "q", _WARPGROUP_ROWS),
-        _tensor_map(plan, "k", plan.tile_n),
-        _tensor_map(plan, "v", plan.tile_n),
+        _tensor_map(plan, "k", plan.tile_n // plan.cluster),  # each CTA of a cluster loads its share of a block
+        _tensor_map(plan, "v", plan.tile_n // plan.cluster),
         _tensor_map(plan, "out", _WARPGROUP_ROWS),
         Param("lse", ParamKind.POINTER, "tensor:lse"),
         Param("lse_stride_batch", ParamKind.I64, "stride:lse:0"),
@@ -64,6 +64,7 @@ def launch(plan: ForwardPlan) -> Launch:
         smem_bytes=ARCHS[plan.variant.arch].smem_bytes(plan),
         grid="persistent" if plan.persistent else "tile_per_cta",
         tile_m=plan.tile_m,
+        cluster=plan.cluster,
     )
 
 

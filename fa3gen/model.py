@@ -172,6 +172,7 @@ class ForwardPlan:
     q_stages: int  # Q tiles in shared memory; O is staged over its own Q
     producer_regs: int
     consumer_regs: int
+    cluster: int  # CTAs of neighbouring row tiles that share K and V: each loads its part of a block for all
     scheduler: Scheduler
     softmax: Softmax
     pin_pv_wait: bool  # keep the exponentials above the wait for PV (ptxas hoists that wait over arithmetic)
@@ -197,6 +198,10 @@ class ForwardPlan:
     @property
     def dynamic(self) -> bool:
         return self.scheduler is Scheduler.DYNAMIC
+
+    @property
+    def clustered(self) -> bool:
+        return self.cluster > 1
 
     @property
     def lazy(self) -> bool:
@@ -239,6 +244,7 @@ SPELLINGS: dict[str, str | tuple[str, str]] = {
     "q_stages": "_q",
     "producer_regs": "_pr",
     "consumer_regs": "_cr",
+    "cluster": "_c",
     "scheduler": "_",
     "softmax": "_",
     "pin_pv_wait": ("_pin", "_nopin"),

@@ -216,6 +216,9 @@ def test_derived_scalars() -> None:
     assert derive("m_tiles", SHAPES) == 2
     assert derive("m_tiles", replace(SHAPES, seqlen_q=128)) == 1
     assert derive("num_tiles", SHAPES) == 2 * 12 * 3
+    pairs = replace(SHAPES, cluster=2)
+    assert [derive(name, pairs) for name in ("m_tiles", "num_tiles")] == [1, 12 * 3]
+    assert derive("m_tiles", replace(pairs, seqlen_q=257)) == 2
     with pytest.raises(KeyError):
         derive("tiles", SHAPES)
 
@@ -234,5 +237,7 @@ def test_head_section_keeps_k_and_v_in_l2() -> None:
 def test_grids() -> None:
     assert {rule: grid(rule, 100, 132) for rule in GRID_RULES} == {"tile_per_cta": 100, "persistent": 100}
     assert {rule: grid(rule, 1000, 132) for rule in GRID_RULES} == {"tile_per_cta": 1000, "persistent": 132}
+    assert {rule: grid(rule, 100, 131, 2) for rule in GRID_RULES} == {"tile_per_cta": 200, "persistent": 130}
+    assert [grid("persistent", tiles, sms, 2) for tiles, sms in ((1, 132), (50, 132), (9, 1))] == [2, 100, 2]
     with pytest.raises(KeyError):
         grid("one", 1, 1)

@@ -19,7 +19,20 @@ from fa3gen import abi
 from fa3gen.device import index
 from fa3gen.model import ForwardPlan
 from tests.native import support
-from tests.native.support import CAUSAL, FULL, LARGE, PLANS, LaunchError, Library, Status, Tensor, call, dense
+from tests.native.support import (
+    CAUSAL,
+    FULL,
+    LARGE,
+    PAIRS,
+    PLANS,
+    STATIC_PAIRS,
+    LaunchError,
+    Library,
+    Status,
+    Tensor,
+    call,
+    dense,
+)
 
 
 @pytest.fixture(scope="module")
@@ -57,11 +70,12 @@ def test_derived_scalars_and_grid_are_those_of_the_contract(
     dims = plan.variant.head_dim
     seen = set()
     for batch, seqlen_q, seqlen_k, heads_k, ratio, scale in itertools.product(
-        (1, 7), (1, 127, 128, 129, 4096), (0, 1, 8191, 131072), (1, 3), (1, 5), (0.125, 1e-3)
+        (1, 7), (1, 127, 128, 129, 257, 4096), (0, 1, 8191, 131072), (1, 3), (1, 5), (0.125, 1e-3)
     ):
         tensors = dense(plan, batch, seqlen_q, seqlen_k, heads_k * ratio, heads_k)
         found = describe(library, kernels, tensors, plan, scalars=(scale,), num_sms=16, sm_margin=3)
-        shapes = Shapes(batch, seqlen_q, seqlen_k, heads_k * ratio, heads_k, dims.qk, dims.v, plan.tile_m)
+        heads_q, launch = heads_k * ratio, abi.launch(plan)
+        shapes = Shapes(batch, seqlen_q, seqlen_k, heads_q, heads_k, dims.qk, dims.v, plan.tile_m, plan.cluster)
         for param in abi.signature(plan).params:
             if not param.source.startswith("derived:"):
                 continue
@@ -74,7 +88,8 @@ def test_derived_scalars_and_grid_are_those_of_the_contract(
                 assert int(value) == expected, (param, shapes)
             seen.add(param.name)
         num_tiles = int(derive("num_tiles", shapes))
-        assert int(found["grid"]) == contract.grid(abi.launch(plan).grid, num_tiles, 16 - 3)
+        assert int(found["grid"]) == contract.grid(launch.grid, num_tiles, 16 - 3, launch.cluster)
+        assert int(found["cluster"]) == launch.cluster
     assert seen == {p.name for p in abi.signature(plan).params if p.source.startswith("derived:")}
 
 
@@ -97,7 +112,7 @@ def test_plain_values(library: Library, kernels: dict[str, Any]) -> None:
     assert found["lse_stride_head"] == "i64 1000"
     assert (found["seqlen_q"], found["seqlen_k"], found["heads_q"]) == ("i32 300", "i32 200", "i32 8")
     assert found["tile_counter"] == "pointer workspace"
-    assert list(found)[3:] == [param.name for param in abi.signature(CAUSAL).params]
+    assert list(found)[4:] == [param.name for param in abi.signature(CAUSAL).params]
 
 
 def test_an_absent_optional_tensor_is_null(library: Library, kernels: dict[str, Any]) -> None:
@@ -128,7 +143,7 @@ def test_tensor_maps(library: Library, kernels: dict[str, Any], plan: ForwardPla
     keys = map_fields(describe(library, kernels, tensors, plan)["tma_k"])
     assert keys["dims"] == f"{d},33,5,3"
     assert keys["strides"] == f"{2 * 5 * d},{2 * d},{2 * 5 * d * 33}"
-    assert keys["box"] == f"64,{plan.tile_n},1,1"
+    assert keys["box"] == f"64,{plan.tile_n // plan.cluster},1,1"
 
 
 def test_strides_that_no_element_uses_are_replaced(library: Library, kernels: dict[str, Any]) -> None:
@@ -181,6 +196,14 @@ def test_sm_margin_only_shrinks_a_persistent_grid(library: Library, kernels: dic
     assert describe(library, kernels, dense(CAUSAL, **big), sm_margin=32)["grid"] == "100"
     tiles = 4 * 8 * math.ceil(8192 / FULL.tile_m)
     assert describe(library, kernels, dense(FULL, **big), FULL, sm_margin=500)["grid"] == str(tiles)
+
+
+def test_a_grid_is_of_whole_clusters(library: Library, kernels: dict[str, Any]) -> None:
+    big = dense(PAIRS, batch=4, seqlen_q=8192)
+    for margin, grid in ((0, 132), (1, 130), (2, 130), (130, 2), (131, 2)):  # an SM is too few, and gets a cluster
+        assert describe(library, kernels, big, PAIRS, sm_margin=margin)["grid"] == str(grid)
+    odd = dense(STATIC_PAIRS, batch=3, seqlen_q=5 * STATIC_PAIRS.tile_m)
+    assert describe(library, kernels, odd, STATIC_PAIRS)["grid"] == str(2 * 3 * 8 * 3)
 
 
 # ---- refusals -------------------------------------------------------------------------------------------------------
@@ -310,6 +333,10 @@ def test_the_largest_call_that_fits(library: Library, kernels: dict[str, Any]) -
     assert describe(library, kernels, big, LARGE)["num_tiles"] == f"i32 {heads}"
     with pytest.raises(LaunchError, match="q is too large"):
         describe(library, kernels, dense(LARGE, 1, 1, 1, heads + 1, 1), LARGE)
+    pairs = dense(STATIC_PAIRS, 1, 1, 1, heads // 2, 1)
+    assert describe(library, kernels, pairs, STATIC_PAIRS)["grid"] == str(heads // 2 * 2)
+    with pytest.raises(LaunchError, match=f"q is too large: .* must be at most {heads // 2}"):
+        describe(library, kernels, dense(STATIC_PAIRS, 1, 1, 1, heads // 2 + 1, 1), STATIC_PAIRS)
 
 
 # ---- bundles --------------------------------------------------------------------------------------------------------
@@ -337,7 +364,10 @@ def test_a_kernel_that_is_not_there(library: Library, tmp_path: Path) -> None:
         library.find(bundle, "fwd_bf16_d96_full_sm90a")
     assert caught.value.status == Status.NOT_FOUND
     names = ", ".join(sorted(plan.name for plan in PLANS))
-    assert str(caught.value) == f"the bundle in {tmp_path} has no kernel 'fwd_bf16_d96_full_sm90a'; it has 3: {names}"
+    assert (
+        str(caught.value)
+        == f"the bundle in {tmp_path} has no kernel 'fwd_bf16_d96_full_sm90a'; it has {len(PLANS)}: {names}"
+    )
 
 
 def test_a_folder_that_is_no_bundle(library: Library, tmp_path: Path) -> None:
@@ -374,7 +404,7 @@ DAMAGE = {
     "number": ("tile_m 128", "tile_m many", "line 7: 'many' is no number"),
     "range": ("tile_m 128", "tile_m 0", "line 7: 0 is out of range"),
     "grid": ("persistent", "spiral", "line 7: this libfa3 does not know the grid rule 'spiral': install the runtime"),
-    "cluster": ("cluster 1", "cluster 2", "line 7: this libfa3 does not know the cluster size '2'"),
+    "cluster": ("cluster 1", "cluster 3", "line 7: this libfa3 does not know the cluster size '3'"),
     "layout": (" dense ", " varlen ", "line 4: this libfa3 does not know the layout 'varlen'"),
     "tensor": ("tensors q,k,v,out,lse", "tensors q,k,v,out,sink", "this libfa3 does not know the tensor 'sink'"),
     "kind": ("param seqlen_q i32", "param seqlen_q i16", "this libfa3 does not know the parameter kind 'i16'"),

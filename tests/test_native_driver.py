@@ -22,7 +22,7 @@ import pytest
 from fa3gen import abi
 from tests.native import support
 from tests.native.scenarios import CAPTURED, SCENARIOS
-from tests.native.support import CAUSAL, FULL
+from tests.native.support import CAUSAL, FULL, PAIRS, STATIC_PAIRS
 
 HERE = Path(__file__).parent / "native"
 CC = shutil.which("cc") or "gcc"
@@ -126,8 +126,8 @@ def test_the_first_launch_loads_and_the_second_only_launches(run: Run) -> None:
     launch = abi.launch(CAUSAL)
     first, second = outcome.named("cuLaunchKernelEx")
     for line, grid in ((first, 48), (second, 132 - 100)):
-        found = [line.field(name) for name in ("device", "stream", "grid", "block", "smem")]
-        assert found == ["0", "0x10", str(grid), str(launch.threads), str(launch.smem_bytes)]
+        found = [line.field(name) for name in ("device", "stream", "grid", "block", "smem", "cluster")]
+        assert found == ["0", "0x10", str(grid), str(launch.threads), str(launch.smem_bytes), "1"]
     attributes = [line.text for line in outcome.named("cuKernelSetAttribute")]
     assert attributes == [f"device 0 attribute 8 value {launch.smem_bytes}", "device 0 attribute 9 value 100"]
     assert outcome.named("cuLibraryGetKernel")[0].text == f"{CAUSAL.name}_0"
@@ -164,6 +164,13 @@ def test_a_kernel_without_a_counter_asks_for_none(run: Run) -> None:
     tiles = 2 * 8 * -(-300 // FULL.tile_m)
     assert line.field("grid") == str(tiles)
     assert line.field("params") == "6@0x1000000000:64,300"  # fp16
+
+
+def test_clusters_are_launched_as_such(run: Run) -> None:
+    lines = run("clusters").named("cuLaunchKernelEx")
+    for line, plan in zip(lines, (PAIRS, STATIC_PAIRS), strict=True):
+        tiles = 2 * 8 * -(-300 // (2 * plan.tile_m))
+        assert [line.field(name) for name in ("grid", "cluster")] == [str(2 * tiles), "2"]
 
 
 def test_nothing_to_read_and_no_lse(run: Run) -> None:

@@ -48,7 +48,7 @@ def budget(plan: ForwardPlan) -> Budget:
             "sfu": warpgroups * _THREADS * made["MUFU"] / SFU_RESULTS,
             "smem": (operands + loaded) / SMEM_BYTES,
             "issue": warpgroups * _WARPS * sum(made.values()) / ISSUE_SLOTS,
-            "l2": loaded / getattr(plan, "cluster", 1) / L2_BYTES,
+            "l2": loaded / plan.cluster / L2_BYTES,
         },
         instructions=made,
         flops=2.0 * m * n * (d.qk + d.v),

@@ -44,17 +44,21 @@ def multiplies(element, tile_n: int, head_dim: int) -> tuple[cute.TiledMma, cute
     return qk, pv
 
 
-def tensor_maps(q, k, v, out, smem: Layouts) -> tuple[cute.CopyAtom, ...]:
-    """TMA atoms of dense (batch, seqlen, heads, head_dim) tensors: loads of q, k and v, store of out."""
+def tensor_maps(q, k, v, out, boxes: Layouts, multicast: bool = False) -> tuple[cute.CopyAtom, ...]:
+    """TMA atoms of dense (batch, seqlen, heads, head_dim) tensors: loads of q, k and v, store of out.
+
+    With ``multicast``, k and v are loaded for every CTA of a cluster.
+    """
     load, store = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
+    load_shared = cpasync.CopyBulkTensorTileG2SMulticastOp() if multicast else load
     rows = (1, 3, 2, 0)  # (seqlen, head_dim, heads, batch)
     columns = (3, 1, 2, 0)
     atoms = []
     for op, tensor, order, layout in (
-        (load, q, rows, smem.q),
-        (load, k, rows, smem.k),
-        (load, v, columns, smem.v),
-        (store, out, rows, smem.out),
+        (load, q, rows, boxes.q),
+        (load_shared, k, rows, boxes.k),
+        (load_shared, v, columns, boxes.v),
+        (store, out, rows, boxes.out),
     ):
         view = cute.make_tensor(tensor.iterator, cute.select(tensor.layout, mode=list(order)))
         box = cute.select(layout, mode=[0, 1])
@@ -75,6 +79,11 @@ def coordinates(head_dim: int, seqlen, heads) -> cute.Tensor:
 def coordinates_transposed(head_dim: int, seqlen, heads) -> cute.Tensor:
     """As :func:`coordinates`, (head_dim, seqlen, heads, batch)."""
     return cute.make_identity_tensor((head_dim, seqlen, heads, heads))
+
+
+def share(tiles: cute.Tensor, box: tuple[int, int], number) -> cute.Tensor:
+    """Box ``number`` of each tile (the first two modes), as tiles."""
+    return cute.group_modes(cute.flat_divide(tiles, box), 2, 4)[None, None, number, None]
 
 
 def partition(tma: cute.CopyAtom, smem: cute.Tensor, tiles: cute.Tensor) -> tuple[cute.Tensor, cute.Tensor]:

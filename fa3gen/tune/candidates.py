@@ -18,7 +18,7 @@ from fa3gen.model import ForwardPlan, Scheduler, Variant, suffix
 from fa3gen.plan import PLAN_FIELDS, resolve
 
 #: The numbers to try; of a field that is a choice or a switch every value is tried, and a number that is not listed
-#: stays as it is.  A field that plans do not have is passed over.
+#: stays as it is.
 NUMBERS: dict[str, tuple[int, ...]] = {
     "tile_m": (64, 128, 192, 256),
     "tile_n": (48, 64, 80, 96, 112, 128, 144, 160, 176, 192),

@@ -7,6 +7,7 @@
 #   producer_regs 24: the least that setmaxnreg gives
 #   consumer_regs 240: 24 + 2 x 240 = 504 of the 3 x 168 registers a lane that the CTA is launched with
 #   pin_pv_wait false: the pin costs 6 % here
+#   cluster 1: no measurement speaks for CTAs that share K and V
 #   scheduler dynamic: persistent CTAs overlap a tile's store with the next one's loads, and share uneven work
 #   softmax optimistic: 16k tokens, seqlen 512 to 16k, exact 0.97 of the best of FA3 and cuDNN; optimistic up to 1.14
 #       (H200) (2026-12-03)
@@ -55,6 +56,8 @@ Element = cutlass.BFloat16
 HEAD_DIM = 128
 TILE_M = 128
 TILE_N = 128
+CLUSTER = 1
+SHARE_N = TILE_N // CLUSTER
 STAGES = 2
 Q_STAGES = 2
 WARPGROUPS = 2
@@ -155,6 +158,20 @@ def count_blocks(problem: Problem, first_row: Int32, row_count: cutlass.Constexp
     return blocks if last_row >= first_row else Int32(0)
 
 
+@cute.jit
+def count_loaded(problem: Problem, m_block: Int32):
+    """Blocks of keys that are loaded for a tile."""
+    blocks = count_blocks(problem, m_block * TILE_M, TILE_M)
+    return blocks
+
+
+@cute.jit
+def first_tile():
+    """The tile that this CTA begins with."""
+    tile = cute.arch.block_idx()[0]
+    return tile
+
+
 @cute.kernel
 def kernel(
     tma_q: cute.CopyAtom,
@@ -193,15 +210,15 @@ def kernel(
         k=storage.f_k.get_tensor(smem.k.outer, swizzle=smem.k.inner),
         v=storage.f_v.get_tensor(smem.v.outer, swizzle=smem.v.inner),
         out=storage.f_q.get_tensor(smem.out.outer, swizzle=smem.out.inner),
-        q_ring=ring.make(barriers, Q_STAGES, TILE_M * ROW_BYTES),
-        k_ring=ring.make(k_barriers, STAGES, TILE_N * ROW_BYTES),
-        v_ring=ring.make(k_barriers + 2 * STAGES, STAGES, TILE_N * ROW_BYTES),
+        q_ring=ring.make(barriers, Q_STAGES, TILE_M * ROW_BYTES, CLUSTER),
+        k_ring=ring.make(k_barriers, STAGES, TILE_N * ROW_BYTES, CLUSTER),
+        v_ring=ring.make(k_barriers + 2 * STAGES, STAGES, TILE_N * ROW_BYTES, CLUSTER),
         out_full=barriers + RINGS_BARRIERS,
         next_tile=messages.make(words, barriers + (RINGS_BARRIERS + Q_BOXES)),
         never=cute.make_tensor(words.iterator + messages.SLOTS, cute.make_layout((1,))),
         failed=cute.make_tensor(words.iterator + (messages.SLOTS + 1), cute.make_layout((Q_STAGES,))),
     )
-    scheduler = Scheduler(num_tiles, tile_counter)
+    scheduler = Scheduler(num_tiles, CLUSTER, tile_counter)
     problem = Problem(
         seqlen_q=seqlen_q,
         seqlen_k=seqlen_k,
@@ -254,11 +271,11 @@ def load(
     q_state = ring.producer_state(shared.q_ring)
     k_state = ring.producer_state(shared.k_ring)
     v_state = ring.producer_state(shared.v_ring)
-    tile, count = cute.arch.block_idx()[0], Int32(0)
+    tile, count = first_tile(), Int32(0)
     drawn = tile
     while tile >= 0:
         m_block, head, batch = locate(problem, tile)
-        n_blocks = count_blocks(problem, m_block * TILE_M, TILE_M)
+        n_blocks = count_loaded(problem, m_block)
         kv_head = index.quotient(head, problem.heads_per_kv)
         q_tiles = cute.local_tile(q_coords[None, None, head, batch], (tiles.WARPGROUP_ROWS, HEAD_DIM), (None, 0))
         k_tiles = cute.local_tile(k_coords[None, None, kv_head, batch], (TILE_N, HEAD_DIM), (None, 0))
@@ -332,7 +349,7 @@ def store(problem: Problem, shared: Shared, tma_out: cute.CopyAtom):
     """O of every tile; hands Q's stage back when it has been read."""
     coords = tiles.coordinates(HEAD_DIM, problem.seqlen_q, problem.heads_q)
     state = ring.consumer_state(shared.q_ring)
-    tile, count = cute.arch.block_idx()[0], Int32(0)
+    tile, count = first_tile(), Int32(0)
     while tile >= 0:
         m_block, head, batch = locate(problem, tile)
         out_tiles = cute.local_tile(coords[None, None, head, batch], (tiles.WARPGROUP_ROWS, HEAD_DIM), (None, 0))
@@ -367,7 +384,7 @@ def consume(
     q_state = ring.consumer_state(shared.q_ring)
     k_state = ring.consumer_state(shared.k_ring)
     v_state = ring.consumer_state(shared.v_ring)
-    tile, count = cute.arch.block_idx()[0], Int32(0)
+    tile, count = first_tile(), Int32(0)
     while tile >= 0:
         m_block, head, batch = locate(problem, tile)
         row = m_block * TILE_M + number * tiles.WARPGROUP_ROWS
@@ -379,7 +396,7 @@ def consume(
             again=Int32(tile >= index.AGAIN),
             q_box=q_state.index * WARPGROUPS + number,
         )
-        others = count_blocks(problem, m_block * TILE_M, TILE_M) - n_blocks
+        others = count_loaded(problem, m_block) - n_blocks
         k_state, v_state = hand_back(shared, wg, others, k_state, v_state)
         ring.wait_full(shared.q_ring, q_state)
         softmax.reset(wg.rows)
@@ -429,7 +446,7 @@ def make_warpgroup(shared: Shared, number: Int32, thread: Int32, softmax_scale_l
 
 @cute.jit
 def hand_back(shared: Shared, wg: Warpgroup, n_blocks: Int32, k_state: PipelineState, v_state: PipelineState):
-    """Blocks that only other warpgroups of the CTA see."""
+    """Blocks that only other warpgroups see."""
     k_state, v_state = k_state.clone(), v_state.clone()
     for _ in cutlass.range(n_blocks, unroll=1):
         ring.wait_full(shared.k_ring, k_state)
@@ -446,8 +463,7 @@ def hand_back(shared: Shared, wg: Warpgroup, n_blocks: Int32, k_state: PipelineS
 @cute.jit
 def release(of: Ring, wg: Warpgroup, state: PipelineState):
     """Hands a stage back for the warpgroup, all of whose warps have passed the wgmma that read it."""
-    if wg.thread == 0:
-        cute.arch.mbarrier_arrive(of.empty + state.index)
+    ring.release_of_group(of, state, wg.thread)
 
 
 @cute.jit
@@ -596,8 +612,8 @@ def launch(
     stream,
 ):
     """Only for the compiler, which learns the kernel's parameters from it; the launcher passes them itself."""
-    smem = tiles.layouts(Element, TILE_N, HEAD_DIM, Q_BOXES, STAGES)
-    tma_q, tma_k, tma_v, tma_out = tiles.tensor_maps(q, k, v, out, smem)
+    boxes = tiles.layouts(Element, SHARE_N, HEAD_DIM, Q_BOXES, STAGES)
+    tma_q, tma_k, tma_v, tma_out = tiles.tensor_maps(q, k, v, out, boxes, CLUSTER > 1)
     kernel.set_name_prefix(NAME, remove_cutlass_symbol=True, keep_mangled_name=False)
     kernel(
         tma_q,
@@ -616,7 +632,12 @@ def launch(
         num_tiles,
         head_section,
         tile_counter.iterator,
-    ).launch(grid=(num_tiles, 1, 1), block=(THREADS, 1, 1), stream=stream, min_blocks_per_mp=1)
+    ).launch(
+        grid=(num_tiles, 1, 1),
+        block=(THREADS, 1, 1),
+        stream=stream,
+        min_blocks_per_mp=1,
+    )
 
 
 def fake_arguments():

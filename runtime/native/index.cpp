@@ -177,7 +177,9 @@ class Parser {
     spec.smem_bytes = static_cast<unsigned>(number(words[4], 0, 1 << 20));
     spec.grid = look_up(kGrids, words[6], "grid rule");
     spec.tile_m = number(words[8], 1, 1 << 16);
-    if (number(words[10]) != 1) unknown("cluster size", words[10]);
+    const int64_t cluster = number(words[10]);
+    if (cluster != 1 && cluster != 2) unknown("cluster size", words[10]);
+    spec.cluster = static_cast<unsigned>(cluster);
   }
 
   Tensor tensor(const std::string& name, bool optional) const {

@@ -78,7 +78,10 @@ void launch(const fa3_kernel& kernel, const fa3_call& call) {
       value.pointer = tile_counter(driver, device, stream);
     }
   }
-  const cuda::LaunchConfig config{{grid, 1, 1}, {spec.threads, 1, 1}, spec.smem_bytes, stream, nullptr, 0};
+  cuda::LaunchAttribute cluster{cuda::kLaunchClusterDimension, {}, {spec.cluster, 1, 1}, {}};
+  const unsigned num_attributes = spec.cluster > 1 ? 1 : 0;
+  const cuda::LaunchConfig config{{grid, 1, 1}, {spec.threads, 1, 1}, spec.smem_bytes, stream,
+                                  &cluster,     num_attributes};
   cuda::check(driver, driver.cuLaunchKernelEx(&config, function, params, nullptr), "cuLaunchKernelEx");
 }
 

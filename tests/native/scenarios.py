@@ -19,7 +19,18 @@ from typing import Any
 
 from fa3gen import abi
 from fa3gen.model import ForwardPlan
-from tests.native.support import CAUSAL, FULL, LARGE, LaunchError, Library, call, dense, param_letters
+from tests.native.support import (
+    CAUSAL,
+    FULL,
+    LARGE,
+    PAIRS,
+    STATIC_PAIRS,
+    LaunchError,
+    Library,
+    call,
+    dense,
+    param_letters,
+)
 
 CAPTURED = 0x1000  # in a stream's value: the fake driver takes the stream for a capturing one
 
@@ -70,6 +81,13 @@ def load_only(s: Session) -> object:
 def static_kernel(s: Session) -> object:
     s.set(param_kinds=param_letters(abi.signature(FULL).params))
     s.launch(FULL, stream=0x10)
+    return None
+
+
+def clusters(s: Session) -> object:
+    for plan in (PAIRS, STATIC_PAIRS):
+        s.set(param_kinds=param_letters(abi.signature(plan).params))
+        s.launch(plan, stream=0x10)
     return None
 
 
@@ -276,6 +294,7 @@ SCENARIOS: dict[str, Callable[[Session], object]] = {
         launch_twice,
         load_only,
         static_kernel,
+        clusters,
         context_is_restored,
         two_devices,
         warm,
