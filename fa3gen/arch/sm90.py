@@ -98,16 +98,13 @@ def _check_shape(plan: ForwardPlan) -> list[str]:
         reasons.append(
             f"tile_n {plan.tile_n}: a multiple of {WGMMA_K} (PV's depth) from {WGMMA_K} to {WGMMA_N_MAX} (QK's columns)"
         )
-    for name, value in (("stages", plan.stages), ("q_stages", plan.q_stages)):
-        if value < 1:
-            reasons.append(f"{name} {value}: at least 1")
+    if plan.stages < 2:
+        reasons.append(f"stages {plan.stages}: at least 2, since K of a block is held until V of it has come")
+    if plan.q_stages < 1:
+        reasons.append(f"q_stages {plan.q_stages}: at least 1")
     # the halves of a block keep to the swizzle: tile_n is a multiple of 16, and its pattern repeats every 8 rows
     if plan.cluster not in CLUSTERS:
         reasons.append(f"cluster {plan.cluster}: {' or '.join(map(str, CLUSTERS))} CTAs")
-    elif plan.clustered and plan.stages < 2:
-        reasons.append(
-            f"stages {plan.stages}: at least 2 in a cluster, whose CTAs hand K and V of a block back together"
-        )
     return reasons
 
 
