@@ -86,7 +86,7 @@ def _flushed() -> Iterator[None]:
 
 @pytest.mark.usefixtures("_flushed")
 @pytest.mark.parametrize(
-    "values", ["rising", "soaring", "jump", "sink", "tower", "leaps", "anchored", "hidden", "mixed", "heavy"]
+    "values", ["rising", "soaring", "jump", "sink", "tower", "stairs", "leaps", "anchored", "hidden", "mixed", "heavy"]
 )
 @pytest.mark.parametrize("name", ["fwd_bf16_d64_causal_sm90a", "fwd_fp16_d64_full_sm90a"])
 def test_is_as_precise_as_verify_asks(name: str, values: str) -> None:

@@ -43,9 +43,9 @@ class Range:
 
 #: The shift follows the maximum.
 FOLLOWING = Range(start=0, limit=0, fresh=0, overflow=1)
-#: bf16 has fp32's exponents, so P is as precise at 2^-32 or 2^94 as at 1.  While no share of a row's sum passes the
+#: bf16 has fp32's exponents, so P is as precise at 2^-16 or 2^110 as at 1.  While no share of a row's sum passes the
 #: limit, all of it is at most 1, and O no larger than V: then O need not be looked at.
-BF16 = Range(start=-16, limit=-2, fresh=-32, overflow=94)
+BF16 = Range(start=-16, limit=-2, fresh=-16, overflow=110)
 #: fp16 loses precision below 2^-14 and ends at 65504.  P starts at 1, as in an exact softmax: lower, and thousands of
 #: light keys beside a heavy one would be rounded to 0.  So a key that outweighs those before it by 2^15 (11 in natural
 #: units) has its tile done again.

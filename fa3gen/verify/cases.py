@@ -191,7 +191,7 @@ def _values() -> Iterator[Case]:
     yield Case(2000, 4000, 1, 2, 1, values="self")
     yield Case(300, 1000, 1, 12, 12, values="leaps", quick=True)
     yield Case(1000, 1000, 1, 12, 12, values="leaps", ctas=5)
-    for values in ("rising", "soaring", "jump", "sink", "tower", "hidden", "mixed", "heavy"):
+    for values in ("rising", "soaring", "jump", "sink", "tower", "stairs", "hidden", "mixed", "heavy"):
         for seqlen_q, seqlen_k in ((333, 1000), (1000, 300), (777, 777), (100, 2000)):
             yield Case(seqlen_q, seqlen_k, 1, 6, 2, values=values, quick=seqlen_q == 777)
     for seqlen_k in (1, 3, 31, 65, 79, 81, 127, 129, 191, 193):

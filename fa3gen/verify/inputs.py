@@ -144,6 +144,11 @@ def _hidden(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
     return inputs
 
 
+def _stairs(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
+    """As tower, after a rise of all keys of the left half by 2^40."""
+    return _profile(q, k, v, 40.0 * (_behind(k) >= k.shape[1] // 2) + 20.0 * (_behind(k) >= k.shape[1] - 1))
+
+
 def _mixed(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
     """Every other head of k as soaring."""
     soaring = _soaring(q, k.clone(), v)
@@ -189,6 +194,7 @@ VALUES: dict[str, Callable[[Tensor, Tensor, Tensor], Inputs]] = {
     "jump": _jump,
     "sink": _sink,
     "tower": _tower,
+    "stairs": _stairs,
     "leaps": _leaps,
     "anchored": _anchored,
     "self": _self,
