@@ -11,24 +11,14 @@ from fa3.runtime.bundle import ARGUMENTS
 from fa3.runtime.errors import BundleError, VariantNotBuilt
 
 from fa3gen.abi import signature
+from fa3gen.bundle import dispatch_key
 from fa3gen.matrix import load
-from fa3gen.model import Variant, parse_name
+from fa3gen.model import parse_name
 from fa3gen.plan import resolve
 from tests.runtime_bundle import ARCH, KEYS, entry, plans
 
 SHIPPED = Path(__file__).parents[1] / "variants.yaml"
 TABLE = dispatch.table(entry(key) for key in KEYS)
-
-
-def key_of(variant: Variant) -> Key:
-    return Key(
-        variant.family.value,
-        variant.dtype.value,
-        str(variant.head_dim),
-        variant.mask.value,
-        variant.layout.value,
-        variant.features,
-    )
 
 
 def miss(key: Key) -> VariantNotBuilt:
@@ -39,10 +29,10 @@ def miss(key: Key) -> VariantNotBuilt:
 
 def test_every_cell_of_the_matrix_reaches_its_kernel() -> None:
     variants = load(SHIPPED).variants
-    table = dispatch.table(entry(key_of(variant)) for variant in variants)
+    table = dispatch.table(entry(dispatch_key(variant)) for variant in variants)
     assert len(table) == len(variants) > 0
     for variant in variants:
-        assert [plan.name for plan in dispatch.lookup(table, key_of(variant), "bundle", ARCH)] == [variant.name]
+        assert [plan.name for plan in dispatch.lookup(table, dispatch_key(variant), "bundle", ARCH)] == [variant.name]
 
 
 def test_launch_arguments_are_those_of_the_kernels() -> None:
@@ -115,8 +105,8 @@ def test_miss_in_an_empty_bundle() -> None:
 
 def test_names_are_the_generator_s() -> None:
     for variant in load(SHIPPED).variants:
-        assert dispatch.kernel_name(key_of(variant), ARCH) == variant.name
-        assert parse_name(miss(key_of(variant)._replace(head_dim="40")).name).head_dim.qk == 40
+        assert dispatch.kernel_name(dispatch_key(variant), ARCH) == variant.name
+        assert parse_name(miss(dispatch_key(variant)._replace(head_dim="40")).name).head_dim.qk == 40
 
 
 def test_yaml_line_gives_the_kernel(tmp_path: Path) -> None:
@@ -124,7 +114,7 @@ def test_yaml_line_gives_the_kernel(tmp_path: Path) -> None:
     text = SHIPPED.read_text()
     assert text.count("\npresets:") == 1
     for variant in load(SHIPPED).variants:
-        key = key_of(variant)
+        key = dispatch_key(variant)
         with pytest.raises(VariantNotBuilt) as caught:
             dispatch.lookup({}, key, "bundle", ARCH)
         cell = f"{{dtype: {key.dtype}, head_dim: {key.head_dim}, mask: {key.mask}, reason: try}}"

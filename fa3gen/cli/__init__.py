@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 
 import click
 
+from fa3gen.cli.lazy import LazyGroup
 from fa3gen.errors import DiagnosticError, ExitCode, Fa3genError
 
 # Not `list(...)` here: once the module of that command is imported, `list` is a name of this package.
@@ -25,25 +25,13 @@ COMMANDS = {
 }
 
 
-class _Commands(click.Group):
-    """Commands by name, imported one at a time."""
-
-    def list_commands(self, _ctx: click.Context) -> list[str]:
-        return [*COMMANDS]
-
-    def get_command(self, _ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        command = import_module(f"fa3gen.cli.{cmd_name}").command
-        assert isinstance(command, click.Command)
-        return command
-
-    def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([*COMMANDS.items()])
-
-
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=LazyGroup,
+    modules="fa3gen.cli.",
+    table=COMMANDS,
+    title="Commands",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 def cli() -> None:
     """Generate FlashAttention kernels for Hopper GPUs.
 
