@@ -117,9 +117,14 @@ def _row_maximum(row, start):
     best = cute.arch.fmax(*_chains(cute.arch.fmax, [row[i] for i in range(cute.size(row))], 2))
     if const_expr(start is not None):
         best = cute.arch.fmax(best, start)
-    for step in range_constexpr(2):
-        best = cute.arch.fmax(best, cute.arch.shuffle_sync_bfly(best, offset=1 << step))
-    return best
+    return _over_row(cute.arch.fmax, best)
+
+
+def _over_row(combine: Callable, value):
+    """``value`` of the threads of a row combined, in each of them."""
+    for step in range(2):
+        value = combine(value, cute.arch.shuffle_sync_bfly(value, offset=1 << step))
+    return value
 
 
 @cute.jit
@@ -232,12 +237,8 @@ def raise_shift(acc, p_acc, rows: Rows):
     for r in range_constexpr(ROWS):
         block = rows.block_total[r]
         (rounded,) = _chains(lambda a, b: a + b, _elements(_as_float(p[r, None])), 1)
-        largest, row_block, row_rounded = block, block, rounded
-        for step in range_constexpr(2):
-            offset = 1 << step
-            largest = cute.arch.fmax(largest, cute.arch.shuffle_sync_bfly(largest, offset=offset))
-            row_block = row_block + cute.arch.shuffle_sync_bfly(row_block, offset=offset)
-            row_rounded = row_rounded + cute.arch.shuffle_sync_bfly(row_rounded, offset=offset)
+        largest = _over_row(cute.arch.fmax, block)
+        row_block, row_rounded = (_over_row(lambda a, b: a + b, share) for share in (block, rounded))
         steps, gain = Float32(0.0), Float32(1.0)
         if largest > 2.0**rows.range.limit:
             steps = Float32(Int32(cute.math.log2(largest, fastmath=True)) - rows.range.fresh)
