@@ -21,8 +21,8 @@ from fa3gen.verify.target import Target
 
 ABSOLUTE = 1e-5
 LSE_ABSOLUTE = 1e-3
-#: Scores of some thousands have no more: the tensor core cuts a sum to float32 after each 16 products, up to 2**-23 of it
-#: each time, 16 times with head_dim 256.
+#: Scores of some thousands have no more: the tensor core cuts a sum to float32 after each 16 products, up to 2**-23 of
+#: it each time, 16 times with head_dim 256.
 LSE_RELATIVE = 16 * 2.0**-23
 #: Of the largest value: 8 times the unit roundoff.
 ROUNDING = {torch.bfloat16: 2.0**-6, torch.float16: 2.0**-8}

