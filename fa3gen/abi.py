@@ -13,7 +13,7 @@ from fa3.contract import Launch, Param, ParamKind, TensorMap
 from fa3gen.arch import ARCHS
 from fa3gen.model import ForwardPlan
 
-#: Rows of a tensor map's box for Q and O: each consumer warpgroup has boxes of its own.
+#: Rows of a tensor map's box for Q: each consumer warpgroup has boxes of its own.
 _WARPGROUP_ROWS = 64
 #: Bytes of a tensor map's box along head_dim: the span of the 128-byte swizzle.
 _SWIZZLE_BYTES = 128
@@ -36,9 +36,12 @@ def signature(plan: ForwardPlan) -> Signature:
     """The argument list of ``plan``'s kernel."""
     params = [
         _tensor_map(plan, "q", _WARPGROUP_ROWS),
-        _tensor_map(plan, "k", plan.tile_n // plan.cluster),  # each CTA of a cluster loads its share of a block
-        _tensor_map(plan, "v", plan.tile_n // plan.cluster),
-        _tensor_map(plan, "out", _WARPGROUP_ROWS),
+        _tensor_map(plan, "k", plan.tile_n),
+        _tensor_map(plan, "v", plan.tile_n),
+        Param("out", ParamKind.POINTER, "tensor:out"),
+        Param("out_stride_batch", ParamKind.I64, "stride:out:0"),
+        Param("out_stride_seqlen", ParamKind.I64, "stride:out:1"),
+        Param("out_stride_head", ParamKind.I64, "stride:out:2"),
         Param("lse", ParamKind.POINTER, "tensor:lse"),
         Param("lse_stride_batch", ParamKind.I64, "stride:lse:0"),
         Param("lse_stride_head", ParamKind.I64, "stride:lse:1"),

@@ -26,7 +26,7 @@ WGMMA_N_MAX = 256
 #: Depth of a 16-bit WGMMA: QK walks head_dim and PV walks tile_n in such steps.
 WGMMA_K = 16
 #: CTAs of a cluster that the kernels know.
-CLUSTERS = (1, 2)
+CLUSTERS = (1,)
 #: Elements a tensor map's box may have along one dimension.
 TMA_BOX_MAX = 256
 #: Alignment of a tile under the 128-byte swizzle: its pattern repeats every 1024 bytes.
@@ -39,28 +39,27 @@ RESERVED_REGISTERS = {1: 24, 2: 24, 3: 32, 4: 32}
 
 _ELEMENT_BYTES = 2  # bf16 and fp16
 _BARRIER_BYTES = 8
-_SCHEDULER_BARRIERS = 4  # the next tile's number: full and empty, for two messages
-_WORDS = 3  # int32: two messages, one that is never written
-_CHANNEL_BARRIERS = 2  # from one CTA of a cluster to the other: full and empty, for one message
-_CHANNEL_WORDS = 1
+_MESSAGES = 2  # what the load warp tells the consumers: slots, each with a full and an empty barrier and int32 words
+_MESSAGE_WORDS = 4
 
 
 def smem_bytes(plan: ForwardPlan) -> int:
     """Dynamic shared memory of the kernel in bytes, as its template lays it out.
 
-    Q tiles (O is staged over its own Q), K blocks, V blocks, each aligned for the swizzle; then full and empty barriers
-    of Q, K and V, a barrier per warpgroup and Q tile for the O store, and the scheduler's barriers and words; those of
-    a cluster pass the next tile on.
+    Q tiles, K blocks, V blocks, each aligned for the swizzle; then full and empty barriers of Q, K, V and messages, and
+    the messages.
     """
     d = plan.variant.head_dim
-    q_and_o = plan.q_stages * _tile_bytes(plan.tile_m, max(d.qk, d.v))
+    q = plan.q_stages * _tile_bytes(plan.tile_m, d.qk)
     k = plan.stages * _tile_bytes(plan.tile_n, d.qk)
     v = plan.stages * _tile_bytes(plan.tile_n, d.v)
-    barriers = 2 * (plan.q_stages + 2 * plan.stages) + plan.warpgroups * plan.q_stages + _SCHEDULER_BARRIERS
-    words = _WORDS + (plan.q_stages if plan.optimistic else 0)  # the tile that failed, for each stage of Q
-    if plan.clustered:
-        barriers, words = barriers + _CHANNEL_BARRIERS, words + _CHANNEL_WORDS
-    return q_and_o + k + v + barriers * _BARRIER_BYTES + words * 4
+    barriers = 2 * (plan.q_stages + 2 * plan.stages + _MESSAGES)
+    words = _MESSAGES * _MESSAGE_WORDS
+    if plan.optimistic:
+        words += _MESSAGES  # the tile that failed, for each slot
+    if plan.pin_pv_wait:
+        words += 1  # never written
+    return q + k + v + barriers * _BARRIER_BYTES + words * 4
 
 
 def launch_registers(threads: int) -> int:

@@ -49,14 +49,9 @@ def tile_number(message: Int) -> Int:
     return message & (AGAIN - 1)
 
 
-def workers(num_ctas: Int, cluster: int) -> Int:
-    """Clusters of ``cluster`` CTAs in a grid; each works on a tile of its own."""
-    return num_ctas if cluster == 1 else quotient(num_ctas, cluster)
-
-
-def later_tile(number: Int, num_workers: Int, num_tiles: Int) -> Int:
-    """Tile ``number + num_workers``, where workers begin with tiles 0 .. num_workers - 1; -1 past the last."""
-    later = number + num_workers
+def later_tile(number: Int, num_ctas: Int, num_tiles: Int) -> Int:
+    """Tile ``number + num_ctas``, where CTAs begin with tiles 0 .. num_ctas - 1; -1 past the last."""
+    later = number + num_ctas
     # -1 where later >= num_tiles, without a branch: the sign bit of later - num_tiles, spread, and inverted
     return later | ~((later - num_tiles) >> 31)
 

@@ -1,6 +1,7 @@
-"""The load warp tells the other warps which tile comes next: two slots of shared memory, guarded by mbarriers.
+"""The load warp tells the consumers which tile to work on: slots of shared memory, guarded by mbarriers.
 
-A message is the number of a tile, with :data:`index.AGAIN` added where the tile is to be computed again; -1 ends.
+Message n is kept until the consumers have done what it says, and its slot then serves message n + SLOTS.  So the load
+warp, when it has that slot, knows that tile n is done.
 """
 
 from __future__ import annotations
@@ -9,10 +10,17 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import range_constexpr
+from cutlass import Int32, range_constexpr
 
+#: A power of 2.
 SLOTS = 2
 BARRIERS = 2 * SLOTS
+WORDS = 4 * SLOTS
+
+#: Instead of a tile: there is none, and none will come.
+END = -1
+#: There is none now: consumers finish what they have begun, and look again.
+PAUSE = -2
 
 
 @dataclass(frozen=True)
@@ -24,35 +32,63 @@ class Messages:
     empty: cute.Pointer
 
 
-def make(words: cute.Tensor, barriers: cute.Pointer) -> Messages:
-    return Messages(words, barriers, barriers + SLOTS)
+@dataclass(frozen=True)
+class Message:
+    """A tile's number, with :data:`index.AGAIN` added where it is computed again, and where it lies; or END or PAUSE."""
+
+    tile: Int32
+    m_block: Int32
+    head: Int32
+    batch: Int32
+
+
+def make(words: cute.Pointer, barriers: cute.Pointer) -> Messages:
+    return Messages(cute.make_tensor(words, cute.make_layout((4, SLOTS))), barriers, barriers + SLOTS)
 
 
 @cute.jit
-def init(messages: Messages, receivers: cutlass.Constexpr):
+def init(messages: Messages, consumers: cutlass.Constexpr):
     """Sets up the barriers for so many receiving warps.  One thread calls it."""
     for i in range_constexpr(SLOTS):
         cute.arch.mbarrier_init(messages.full + i, 1)
-        cute.arch.mbarrier_init(messages.empty + i, receivers)
+        cute.arch.mbarrier_init(messages.empty + i, consumers)
+
+
+def slot(number):
+    """Where message ``number`` lies, counted from 0."""
+    return number & (SLOTS - 1)
+
+
+def _phase(number):
+    return (number // SLOTS) & 1
+
+
+def acquire(messages: Messages, number) -> None:
+    """Waits for message ``number``'s slot, hence until tile ``number - SLOTS`` is done; the load warp calls it."""
+    cute.arch.mbarrier_wait(messages.empty + slot(number), _phase(number) ^ 1)
 
 
 @cute.jit
-def send(messages: Messages, count, tile):
-    """Sends ``tile``; the load warp calls it, ``count`` times before."""
-    slot, lap = count & 1, count >> 1
-    cute.arch.mbarrier_wait(messages.empty + slot, (lap & 1) ^ 1)
+def send(messages: Messages, number, tile, m_block, head, batch):
+    """Sends message ``number``, whose slot the load warp has acquired."""
     with cute.arch.elect_one():
-        messages.words[slot] = tile
-        cute.arch.mbarrier_arrive(messages.full + slot)
+        messages.words[0, slot(number)] = tile
+        messages.words[1, slot(number)] = m_block
+        messages.words[2, slot(number)] = head
+        messages.words[3, slot(number)] = batch
+        cute.arch.mbarrier_arrive(messages.full + slot(number))
 
 
 @cute.jit
-def receive(messages: Messages, count):
-    """The next tile; every warp but the load warp calls it, ``count`` times before."""
-    slot, lap = count & 1, count >> 1
-    cute.arch.mbarrier_wait(messages.full + slot, lap & 1)
-    tile = messages.words[slot]
+def receive(messages: Messages, number):
+    """Waits for message ``number``; consumer warps call it, and :func:`done` when they have done what it says."""
+    cute.arch.mbarrier_wait(messages.full + slot(number), _phase(number))
+    return [messages.words[i, slot(number)] for i in range(4)]
+
+
+@cute.jit
+def done(messages: Messages, number):
+    """Gives message ``number`` back; a consumer warp calls it, with what it wrote for that tile behind it."""
     cute.arch.sync_warp()
     with cute.arch.elect_one():
-        cute.arch.mbarrier_arrive(messages.empty + slot)
-    return tile
+        cute.arch.mbarrier_arrive(messages.empty + slot(number))

@@ -15,7 +15,6 @@ class Dynamic:
     """``tile_counter`` is one int32 in global memory, 0 before and after the launch."""
 
     num_tiles: Int32
-    cluster: int  # CTAs that take a tile together
     tile_counter: cute.Pointer
 
 
@@ -31,5 +30,4 @@ def draw(scheduler: Dynamic, tile: Int32):
         drawn = cute.arch.atomic_add(scheduler.tile_counter, Int32(1), sem="relaxed", scope="gpu")
         if drawn == scheduler.num_tiles - 1:
             cute.arch.store(scheduler.tile_counter, Int32(0), sem="relaxed", scope="gpu")
-    workers = index.workers(cute.arch.grid_dim()[0], scheduler.cluster)
-    return index.later_tile(cute.arch.shuffle_sync(drawn, 0), workers, scheduler.num_tiles)
+    return index.later_tile(cute.arch.shuffle_sync(drawn, 0), cute.arch.grid_dim()[0], scheduler.num_tiles)

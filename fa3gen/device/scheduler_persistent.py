@@ -13,8 +13,7 @@ from fa3gen.device import index
 @dataclass(frozen=True)
 class Persistent:
     num_tiles: Int32
-    cluster: int
 
 
 def draw(scheduler: Persistent, tile: Int32):
-    return index.later_tile(tile, index.workers(cute.arch.grid_dim()[0], scheduler.cluster), scheduler.num_tiles)
+    return index.later_tile(tile, cute.arch.grid_dim()[0], scheduler.num_tiles)

@@ -10,7 +10,6 @@ from cutlass import Int32
 @dataclass(frozen=True)
 class Static:
     num_tiles: Int32
-    cluster: int
 
 
 def draw(scheduler: Static, tile: Int32):

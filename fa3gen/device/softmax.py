@@ -85,6 +85,19 @@ def reset(rows: Rows) -> None:
     rows.total.fill(0.0)
 
 
+@cute.jit
+def take_over(rows: Rows, other: Rows):
+    """``rows`` = ``other``."""
+    for to, value in (
+        (rows.maximum, other.maximum),
+        (rows.shift, other.shift),
+        (rows.total, other.total),
+        (rows.block_total, other.block_total),
+        (rows.raised, other.raised),
+    ):
+        to.store(value.load())
+
+
 @dsl_user_op
 def _add_opaque(a: Float32, b: Float32, *, loc=None, ip=None) -> Float32:
     """a + b which the compiler neither reorders nor recomputes (it would recompute partial sums: 8 % at d64)."""

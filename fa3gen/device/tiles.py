@@ -1,27 +1,29 @@
-"""Layouts of Q, K, V and O tiles in shared memory, their tensor maps and multiplies."""
+"""Layouts of Q, K and V tiles in shared memory, their tensor maps and multiplies; how O is stored."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import cutlass
 import cutlass.cute as cute
 import cutlass.utils.hopper_helpers as sm90
-from cutlass import Float32
-from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warp, warpgroup
+from cutlass import Float32, Int32, range_constexpr
+from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 from cutlass.tensor_utils import LayoutEnum
 
-#: Query rows of a consumer warpgroup, which has Q and O boxes of its own.
+from fa3gen.device import wgmma
+
+#: Query rows of a consumer warpgroup, which has Q boxes of its own.
 WARPGROUP_ROWS = 64
 
 
 @dataclass(frozen=True)
 class Layouts:
-    """Swizzled layouts, the stage last: q and out (64, head_dim), k (tile_n, head_dim), v (head_dim, tile_n)."""
+    """Swizzled layouts, the stage last: q (64, head_dim), k (tile_n, head_dim), v (head_dim, tile_n)."""
 
     q: cute.ComposedLayout
     k: cute.ComposedLayout
     v: cute.ComposedLayout
-    out: cute.ComposedLayout
 
 
 def layouts(element, tile_n: int, head_dim: int, q_boxes: int, stages: int) -> Layouts:
@@ -30,7 +32,6 @@ def layouts(element, tile_n: int, head_dim: int, q_boxes: int, stages: int) -> L
         q=sm90.make_smem_layout_a(LayoutEnum.ROW_MAJOR, qk, element, q_boxes),
         k=sm90.make_smem_layout_b(LayoutEnum.ROW_MAJOR, qk, element, stages),
         v=sm90.make_smem_layout_b(LayoutEnum.COL_MAJOR, pv, element, stages),
-        out=sm90.make_smem_layout_epi(element, LayoutEnum.ROW_MAJOR, (WARPGROUP_ROWS, head_dim), q_boxes),
     )
 
 
@@ -44,25 +45,16 @@ def multiplies(element, tile_n: int, head_dim: int) -> tuple[cute.TiledMma, cute
     return qk, pv
 
 
-def tensor_maps(q, k, v, out, boxes: Layouts, multicast: bool = False) -> tuple[cute.CopyAtom, ...]:
-    """TMA atoms of dense (batch, seqlen, heads, head_dim) tensors: loads of q, k and v, store of out.
-
-    With ``multicast``, k and v are loaded for every CTA of a cluster.
-    """
-    load, store = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
-    load_shared = cpasync.CopyBulkTensorTileG2SMulticastOp() if multicast else load
+def tensor_maps(q, k, v, boxes: Layouts) -> tuple[cute.CopyAtom, ...]:
+    """TMA atoms that load from dense (batch, seqlen, heads, head_dim) tensors."""
     rows = (1, 3, 2, 0)  # (seqlen, head_dim, heads, batch)
     columns = (3, 1, 2, 0)
     atoms = []
-    for op, tensor, order, layout in (
-        (load, q, rows, boxes.q),
-        (load_shared, k, rows, boxes.k),
-        (load_shared, v, columns, boxes.v),
-        (store, out, rows, boxes.out),
-    ):
+    for tensor, order, layout in ((q, rows, boxes.q), (k, rows, boxes.k), (v, columns, boxes.v)):
         view = cute.make_tensor(tensor.iterator, cute.select(tensor.layout, mode=list(order)))
         box = cute.select(layout, mode=[0, 1])
-        atom, _ = cpasync.make_tiled_tma_atom(op, view, box, cute.product_each(box.outer.shape))
+        load = cpasync.CopyBulkTensorTileG2SOp()
+        atom, _ = cpasync.make_tiled_tma_atom(load, view, box, cute.product_each(box.outer.shape))
         atoms.append(atom)
     return tuple(atoms)
 
@@ -81,11 +73,6 @@ def coordinates_transposed(head_dim: int, seqlen, heads) -> cute.Tensor:
     return cute.make_identity_tensor((head_dim, seqlen, heads, heads))
 
 
-def share(tiles: cute.Tensor, box: tuple[int, int], number) -> cute.Tensor:
-    """Box ``number`` of each tile (the first two modes), as tiles."""
-    return cute.group_modes(cute.flat_divide(tiles, box), 2, 4)[None, None, number, None]
-
-
 def partition(tma: cute.CopyAtom, smem: cute.Tensor, tiles: cute.Tensor) -> tuple[cute.Tensor, cute.Tensor]:
     """(shared, global) views for ``tma``, whose first mode is the whole box."""
     return cpasync.tma_partition(
@@ -93,11 +80,46 @@ def partition(tma: cute.CopyAtom, smem: cute.Tensor, tiles: cute.Tensor) -> tupl
     )
 
 
-def stage_out(acc: cute.Tensor, mma: cute.TiledMma, thread, element, smem: cute.Tensor) -> None:
-    """A warpgroup's O, converted, into its box of shared memory, visible to TMA."""
+@cute.jit
+def store_out(acc: cute.Tensor, thread, to: cute.Tensor, rows):
+    """Writes a warpgroup's O, converted, to ``to`` (64, head_dim), the first ``rows`` rows of it.
+
+    A row's 4 threads exchange their pairs of columns, so that each writes 16 bytes: 64 contiguous bytes a row, whole
+    sectors.  Straight from registers, O needs no shared memory, and Q's is free as soon as the last QK has read it.
+    """
+    element = to.element_type
     rounded = cute.make_rmem_tensor_like(acc, element)
-    rounded.store(acc.load().to(element))
-    atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(transpose=False, num_matrices=4), element)
-    copy = cute.make_tiled_copy_C(atom, mma).get_slice(thread)
-    cute.copy(atom, copy.retile(rounded), copy.partition_D(smem))
-    cute.arch.fence_view_async_shared()
+    wgmma.convert(acc, rounded)
+    # a thread's pairs of columns: of its first row, of the one 8 below, of the first row 8 columns on, ...
+    pairs = cute.recast_tensor(cute.make_tensor(rounded.iterator, cute.make_layout(cute.size(rounded))), Int32)
+    lane = thread % 4
+    first_row = thread // 32 * 16 + thread % 32 // 4
+    chunks = cute.size(acc) // 16  # of 32 columns
+    for r in range_constexpr(2):
+        row = first_row + 8 * r
+        eights = cute.make_rmem_tensor((4, chunks), Int32)
+        for chunk in range_constexpr(chunks):
+            for i, pair in enumerate(_transposed([pairs[8 * chunk + 2 * i + r] for i in range(4)], lane)):
+                eights[i, chunk] = pair
+        if row < rows:
+            for chunk in range_constexpr(chunks):
+                at = to.iterator + (row * to.stride[0] + (32 * chunk + 8 * lane))
+                aligned = cute.make_ptr(element, at.toint(), cute.AddressSpace.gmem, assumed_align=16)
+                eight = cute.recast_tensor(eights[None, chunk], element)
+                cute.autovec_copy(eight, cute.make_tensor(aligned, cute.make_layout((8,))))
+
+
+def _transposed(row: list, lane) -> list:
+    """Column ``lane`` of the 4 x 4 matrix whose row ``lane`` is ``row``, where 4 neighbouring lanes have a row each."""
+    for step in (1, 2):
+        high = (lane & step) != 0
+        exchanged = list(row)
+        for i in range(4):
+            if i & step == 0:
+                low_i, high_i = i, i | step
+                sent = cutlass.select_(high, row[low_i], row[high_i])
+                received = cute.arch.shuffle_sync_bfly(sent, offset=step)
+                exchanged[low_i] = cutlass.select_(high, received, row[low_i])
+                exchanged[high_i] = cutlass.select_(high, row[high_i], received)
+        row = exchanged
+    return row

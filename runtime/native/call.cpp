@@ -205,7 +205,7 @@ Value scalar(const Param& param, const char* name, double number) {
   return value;
 }
 
-// The byte stride of an axis as a tensor map takes it.
+// The byte stride of an axis as a tensor map or 16-byte accesses take it.
 uint64_t map_stride(const View& view, int axis, int64_t element_bytes, bool written) {
   const int64_t stride = view.strides[axis];
   if (stride < 0 || stride >= kMaxMapStride / element_bytes || stride * element_bytes % kMapAlignment != 0) {
@@ -253,10 +253,17 @@ void prepare_map(const View& view, const MapSpec& spec, bool written, char* spar
   }
 }
 
+// A bare pointer.  Tensors of the kernel's own type are read and written 16 bytes at a time.
 void check_pointer(const View& view, const Tensor& tensor) {
   const int last = tensor.role->ndim - 1;
-  if (reinterpret_cast<uintptr_t>(view.data) % dtype_bytes(tensor.dtype) != 0) {
-    fail(FA3_BAD_VALUE, "%s is not aligned to its %d-byte elements", view.name, dtype_bytes(tensor.dtype));
+  const int bytes = dtype_bytes(tensor.dtype);
+  const bool wide = tensor.role->dtype == FA3_OTHER;
+  if (wide && reinterpret_cast<uintptr_t>(view.data) % kMapAlignment != 0)
+    fail(FA3_BAD_VALUE, "%s is not 16-byte aligned", view.name);
+  if (reinterpret_cast<uintptr_t>(view.data) % bytes != 0)
+    fail(FA3_BAD_VALUE, "%s is not aligned to its %d-byte elements", view.name, bytes);
+  for (int axis = 0; wide && axis < last; axis++) {
+    if (view.shape[axis] > 1) map_stride(view, axis, bytes, tensor.role->written);
   }
   if (view.shape[last] > 1 && view.strides[last] != 1) {
     fail(FA3_BAD_VALUE, "%s: stride[%d] is %lld; that axis must be contiguous", view.name, last,

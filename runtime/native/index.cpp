@@ -259,16 +259,18 @@ class Parser {
     if (spec.tensors.size() > kMaxTensors || spec.params.size() > kMaxParams)
       bad("kernel " + spec.name + " has too many arguments");
     int maps = 0;
+    fa3_dtype element = FA3_OTHER;  // of the first map: also that of tensors without a map or a dtype of their own
     for (size_t i = 0; i < spec.params.size(); i++) {
       if (spec.params[i].kind != Kind::TensorMap) continue;
       Tensor& tensor = spec.tensors[spec.params[i].index];
       tensor.map_param = static_cast<int>(i);
       tensor.dtype = spec.params[i].map.dtype;
-      maps++;
+      if (maps++ == 0) element = tensor.dtype;
     }
     if (maps > kMaxMaps) bad("kernel " + spec.name + " has too many tensor maps");
-    for (const Tensor& tensor : spec.tensors) {
-      if (tensor.dtype == FA3_OTHER) bad("tensor " + std::string(tensor.role->tensor) + " has no tensor map");
+    for (Tensor& tensor : spec.tensors) {
+      if (tensor.dtype == FA3_OTHER) tensor.dtype = element;
+      if (tensor.dtype == FA3_OTHER) bad("tensor " + std::string(tensor.role->tensor) + " has no dtype");
     }
     for (const char* needed : {"q", "k", "v"}) {  // shapes are taken from these
       auto is_needed = [needed](const Tensor& tensor) {

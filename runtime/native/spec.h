@@ -24,7 +24,7 @@ struct Role {
   const char* tensor;
   int ndim;
   Dim dims[kMaxRank];
-  fa3_dtype dtype;  // FA3_OTHER: that of the tensor's map
+  fa3_dtype dtype;  // FA3_OTHER: that of the kernel, which its tensor maps have
   bool written;
 };
 
