@@ -200,6 +200,11 @@ class ForwardPlan:
         return self.scheduler is Scheduler.DYNAMIC
 
     @property
+    def one_q(self) -> bool:
+        """Whether a tile's Q must be handed back as early as possible, for want of a second Q tile."""
+        return self.q_stages == 1
+
+    @property
     def clustered(self) -> bool:
         return self.cluster > 1
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, range_constexpr
+from cutlass import range_constexpr
 
 #: A power of 2.
 SLOTS = 2
@@ -25,21 +25,15 @@ PAUSE = -2
 
 @dataclass(frozen=True)
 class Messages:
-    """``words`` are int32 in shared memory; ``full`` and ``empty`` point at an mbarrier a slot."""
+    """``words`` are int32 in shared memory, 4 a slot; ``full`` and ``empty`` point at an mbarrier a slot.
+
+    A message is a tile's number, with :data:`index.AGAIN` added where it is computed again, and where the tile lies:
+    m_block, head and batch.  Or it is :data:`END` or :data:`PAUSE`.
+    """
 
     words: cute.Tensor
     full: cute.Pointer
     empty: cute.Pointer
-
-
-@dataclass(frozen=True)
-class Message:
-    """A tile's number, with :data:`index.AGAIN` added where it is computed again, and where it lies; or END or PAUSE."""
-
-    tile: Int32
-    m_block: Int32
-    head: Int32
-    batch: Int32
 
 
 def make(words: cute.Pointer, barriers: cute.Pointer) -> Messages:

@@ -15,12 +15,12 @@
 #       (2026-12-03)
 """Attention forward for Hopper: out = softmax(scale * q k^T) v, and LSE.
 
-A CTA has a producer warpgroup, whose warp 0 loads with TMA and whose warp 1 stores, and consumer warpgroups of 64 query
-rows each.  Consumers walk the keys in blocks from right to left, so that the blocks that need a mask come first.  QK of
-a block and PV of the block before it are issued together; the block's softmax runs under that PV, which takes P from
-registers (FlashAttention-3, algorithm 2).
+A CTA has a warp that loads with TMA, and consumer warpgroups of 64 query rows each.  Consumers walk the keys in blocks
+from right to left, so that the blocks that need a mask come first.  QK of a block and PV of the block before it are
+issued together; the block's softmax runs under that PV, which takes P from registers (FlashAttention-3, algorithm 2).
+So it goes on from tile to tile: QK of a tile's first block is issued with the last PV of the tile before.
 
-    Q    Q_STAGES tiles; O is staged over its own Q and stored while the next tile's Q, K and V load
+    Q    Q_STAGES tiles
     K, V STAGES blocks each; K runs a block ahead of V
 """
 
@@ -46,7 +46,7 @@ from fa3gen.device import (
     tiles,
     wgmma,
 )
-from fa3gen.device.messages import Messages
+from fa3gen.device.messages import END, PAUSE, Messages
 from fa3gen.device.ring import Ring
 
 from fa3gen.device.scheduler_dynamic import Dynamic as Scheduler
@@ -58,8 +58,6 @@ Element = cutlass.BFloat16
 HEAD_DIM = 64
 TILE_M = 192
 TILE_N = 128
-CLUSTER = 1
-SHARE_N = TILE_N // CLUSTER
 STAGES = 3
 Q_STAGES = 2
 WARPGROUPS = 3
@@ -67,13 +65,10 @@ THREADS = 512
 PRODUCER_REGS = 32
 CONSUMER_REGS = 160
 
-LOAD_WARP = 0
-STORE_WARP = 1
 Q_BOXES = WARPGROUPS * Q_STAGES
 ROW_BYTES = HEAD_DIM * Element.width // 8
 RINGS_BARRIERS = 2 * (Q_STAGES + 2 * STAGES)
-BARRIERS = RINGS_BARRIERS + Q_BOXES + messages.BARRIERS
-WORDS = messages.SLOTS + 1 + Q_STAGES
+BARRIERS = RINGS_BARRIERS + messages.BARRIERS
 #: Named barriers: 8 + i is the consumer warpgroup's own.
 WARPGROUP_BARRIER = 8
 
@@ -92,19 +87,16 @@ class Problem:
 
 @dataclass(frozen=True)
 class Shared:
-    """Shared memory: tiles, the rings that guard them, and the barriers that say that a warpgroup's O is staged."""
+    """Shared memory: tiles, the rings that guard them, and words."""
 
     q: cute.Tensor
     k: cute.Tensor
     v: cute.Tensor
-    out: cute.Tensor
     q_ring: Ring
     k_ring: Ring
     v_ring: Ring
-    out_full: cute.Pointer
+    failed: cute.Tensor  # the tile that failed in each slot of messages, see again.py
     next_tile: Messages
-    failed: cute.Tensor  # the tile that failed in each stage of Q, see again.py
-    never: cute.Tensor  # a word that is never written
 
 
 @dataclass(frozen=True)
@@ -122,6 +114,7 @@ class Warpgroup:
     out: cute.Tensor
     coords: cute.Tensor
     rows: softmax.Rows
+    next_rows: softmax.Rows  # of the tile that follows
     softmax_scale_log2: Float32
 
 
@@ -131,8 +124,22 @@ class Tile:
 
     row: Int32
     n_blocks: Int32
+    others: Int32  # blocks further right, which only other warpgroups of the tile see
     again: Int32  # whether the tile failed before
     q_box: Int32
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where O and LSE go; ``lse`` may be null."""
+
+    out: cute.Pointer
+    out_stride_batch: Int64
+    out_stride_seqlen: Int64
+    out_stride_head: Int64
+    lse: cute.Pointer
+    lse_stride_batch: Int64
+    lse_stride_head: Int64
 
 
 @cute.jit
@@ -159,17 +166,18 @@ def count_blocks(problem: Problem, first_row: Int32, row_count: cutlass.Constexp
 
 
 @cute.jit
-def count_loaded(problem: Problem, m_block: Int32):
-    """Blocks of keys that are loaded for a tile."""
-    blocks = count_blocks(problem, m_block * TILE_M, TILE_M)
-    return blocks
-
-
-@cute.jit
-def first_tile():
-    """The tile that this CTA begins with."""
-    tile = cute.arch.block_idx()[0]
-    return tile
+def rows_of(problem: Problem, tile: Int32, m_block: Int32, number: Int32, q_stage: Int32):
+    """The rows of warpgroup ``number`` of a tile."""
+    row = m_block * TILE_M + number * tiles.WARPGROUP_ROWS
+    # as a shuffle's result: the compiler would otherwise count the blocks again in every step
+    n_blocks = cute.arch.make_warp_uniform(count_blocks(problem, row, tiles.WARPGROUP_ROWS))
+    return Tile(
+        row=row,
+        n_blocks=n_blocks,
+        others=count_blocks(problem, m_block * TILE_M, TILE_M) - n_blocks,
+        again=Int32(tile >= index.AGAIN),
+        q_box=q_stage * WARPGROUPS + number,
+    )
 
 
 @cute.kernel
@@ -177,7 +185,10 @@ def kernel(
     tma_q: cute.CopyAtom,
     tma_k: cute.CopyAtom,
     tma_v: cute.CopyAtom,
-    tma_out: cute.CopyAtom,
+    out: cute.Pointer,
+    out_stride_batch: Int64,
+    out_stride_seqlen: Int64,
+    out_stride_head: Int64,
     lse: cute.Pointer,
     lse_stride_batch: Int64,
     lse_stride_head: Int64,
@@ -198,26 +209,23 @@ def kernel(
         f_k: cute.struct.Align[cute.struct.MemRange[Element, cute.cosize(smem.k)], 1024]
         f_v: cute.struct.Align[cute.struct.MemRange[Element, cute.cosize(smem.v)], 1024]
         f_barriers: cute.struct.MemRange[Int64, BARRIERS]
-        f_words: cute.struct.MemRange[Int32, WORDS]
+        f_failed: cute.struct.MemRange[Int32, messages.SLOTS]
+        f_messages: cute.struct.MemRange[Int32, messages.WORDS]
 
     storage = SmemAllocator().allocate(Storage)
     barriers = storage.f_barriers.data_ptr()
-    words = storage.f_words.get_tensor(cute.make_layout((WORDS,)))
     k_barriers = barriers + 2 * Q_STAGES
     shared = Shared(
         q=storage.f_q.get_tensor(smem.q.outer, swizzle=smem.q.inner),
         k=storage.f_k.get_tensor(smem.k.outer, swizzle=smem.k.inner),
         v=storage.f_v.get_tensor(smem.v.outer, swizzle=smem.v.inner),
-        out=storage.f_q.get_tensor(smem.out.outer, swizzle=smem.out.inner),
-        q_ring=ring.make(barriers, Q_STAGES, TILE_M * ROW_BYTES, CLUSTER),
-        k_ring=ring.make(k_barriers, STAGES, TILE_N * ROW_BYTES, CLUSTER),
-        v_ring=ring.make(k_barriers + 2 * STAGES, STAGES, TILE_N * ROW_BYTES, CLUSTER),
-        out_full=barriers + RINGS_BARRIERS,
-        next_tile=messages.make(words, barriers + (RINGS_BARRIERS + Q_BOXES)),
-        never=cute.make_tensor(words.iterator + messages.SLOTS, cute.make_layout((1,))),
-        failed=cute.make_tensor(words.iterator + (messages.SLOTS + 1), cute.make_layout((Q_STAGES,))),
+        q_ring=ring.make(barriers, Q_STAGES, TILE_M * ROW_BYTES),
+        k_ring=ring.make(k_barriers, STAGES, TILE_N * ROW_BYTES),
+        v_ring=ring.make(k_barriers + 2 * STAGES, STAGES, TILE_N * ROW_BYTES),
+        next_tile=messages.make(storage.f_messages.data_ptr(), barriers + RINGS_BARRIERS),
+        failed=storage.f_failed.get_tensor(cute.make_layout((messages.SLOTS,))),
     )
-    scheduler = Scheduler(num_tiles, CLUSTER, tile_counter)
+    scheduler = Scheduler(num_tiles, tile_counter)
     problem = Problem(
         seqlen_q=seqlen_q,
         seqlen_k=seqlen_k,
@@ -229,28 +237,24 @@ def kernel(
     thread, _, _ = cute.arch.thread_idx()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     if warp == 0:
-        for atom in (tma_q, tma_k, tma_v, tma_out):
+        for atom in (tma_q, tma_k, tma_v):
             cpasync.prefetch_descriptor(atom)
         with cute.arch.elect_one():
-            ring.init(shared.q_ring, 1)  # the store warp hands Q's stages back
-            ring.init(shared.k_ring, WARPGROUPS)
-            ring.init(shared.v_ring, WARPGROUPS)
-            for i in range_constexpr(Q_BOXES):
-                cute.arch.mbarrier_init(shared.out_full + i, 1)
-            messages.init(shared.next_tile, 4 * WARPGROUPS + 1)
+            for each in (shared.q_ring, shared.k_ring, shared.v_ring):
+                ring.init(each, WARPGROUPS)
+            messages.init(shared.next_tile, 4 * WARPGROUPS)
             shared.failed.fill(-1)
         cute.arch.mbarrier_init_fence()
     cute.arch.sync_threads()
 
     if warp < 4:
         cute.arch.setmaxregister_decrease(PRODUCER_REGS)
-        if warp == LOAD_WARP:
+        if warp == 0:
             load(problem, shared, scheduler, tma_q, tma_k, tma_v)
-        if warp == STORE_WARP:
-            store(problem, shared, tma_out)
     else:
         cute.arch.setmaxregister_increase(CONSUMER_REGS)
-        consume(problem, shared, thread - 128, lse, lse_stride_batch, lse_stride_head, softmax_scale_log2)
+        to = Output(out, out_stride_batch, out_stride_seqlen, out_stride_head, lse, lse_stride_batch, lse_stride_head)
+        consume(problem, shared, to, thread - 128, softmax_scale_log2)
 
 
 @cute.jit
@@ -262,161 +266,128 @@ def load(
     tma_k: cute.CopyAtom,
     tma_v: cute.CopyAtom,
 ):
-    """Q, K and V of every tile."""
+    """Says which tile comes next, and loads its Q, K and V."""
     q_coords = tiles.coordinates(HEAD_DIM, problem.seqlen_q, problem.heads_q)
     k_coords = tiles.coordinates(HEAD_DIM, problem.seqlen_k, problem.heads_q)
     v_coords = tiles.coordinates_transposed(HEAD_DIM, problem.seqlen_k, problem.heads_q)
     q_state = ring.producer_state(shared.q_ring)
     k_state = ring.producer_state(shared.k_ring)
     v_state = ring.producer_state(shared.v_ring)
-    tile, count = first_tile(), Int32(0)
-    drawn = tile
-    while tile >= 0:
+    tile, count = cute.arch.block_idx()[0], Int32(0)
+    drawn, pauses = tile, Int32(0)
+    while tile != END:
         m_block, head, batch = locate(problem, tile)
-        n_blocks = count_loaded(problem, m_block)
-        kv_head = index.quotient(head, problem.heads_per_kv)
-        q_tiles = cute.local_tile(q_coords[None, None, head, batch], (tiles.WARPGROUP_ROWS, HEAD_DIM), (None, 0))
-        k_tiles = cute.local_tile(k_coords[None, None, kv_head, batch], (TILE_N, HEAD_DIM), (None, 0))
-        v_tiles = cute.local_tile(v_coords[None, None, kv_head, batch], (HEAD_DIM, TILE_N), (0, None))
-        q_smem, q_global = tiles.partition(tma_q, shared.q, q_tiles)
-        k_smem, k_global = tiles.partition(tma_k, shared.k, k_tiles)
-        v_smem, v_global = tiles.partition(tma_v, shared.v, v_tiles)
-        if n_blocks > 0:
-            ring.load(shared.k_ring, k_state, tma_k, k_global[None, n_blocks - 1], k_smem)
-            k_state.advance()
-        ring.wait_empty(shared.q_ring, q_state)
-        if n_blocks > 0:
-            ring.expect(shared.q_ring, q_state)
-            for i in range_constexpr(WARPGROUPS):
-                cute.copy(
-                    tma_q,
-                    q_global[None, m_block * WARPGROUPS + i],
-                    q_smem[None, q_state.index * WARPGROUPS + i],
-                    tma_bar_ptr=shared.q_ring.full + q_state.index,
-                )
-        else:
-            ring.skip(shared.q_ring, q_state)
-        failed = again.take(shared.failed, q_state.index)
-        q_state.advance()
-        for i in cutlass.range(1, n_blocks, unroll=1):
-            ring.load(shared.k_ring, k_state, tma_k, k_global[None, n_blocks - 1 - i], k_smem)
-            k_state.advance()
-            ring.load(shared.v_ring, v_state, tma_v, v_global[None, n_blocks - i], v_smem)
-            v_state.advance()
-        if n_blocks > 0:
-            ring.load(shared.v_ring, v_state, tma_v, v_global[None, 0], v_smem)
-            v_state.advance()
-        # not earlier: the tile that a CTA takes while it has another to do may be one that a free CTA waits for
-        tile, drawn = choose(shared, scheduler, q_state, failed, drawn)
-        messages.send(shared.next_tile, count, tile)
+        messages.send(shared.next_tile, count, tile, m_block, head, batch)
+        if tile >= 0:
+            n_blocks = count_blocks(problem, m_block * TILE_M, TILE_M)
+            kv_head = index.quotient(head, problem.heads_per_kv)
+            q_tiles = cute.local_tile(q_coords[None, None, head, batch], (tiles.WARPGROUP_ROWS, HEAD_DIM), (None, 0))
+            k_tiles = cute.local_tile(k_coords[None, None, kv_head, batch], (TILE_N, HEAD_DIM), (None, 0))
+            v_tiles = cute.local_tile(v_coords[None, None, kv_head, batch], (HEAD_DIM, TILE_N), (0, None))
+            q_smem, q_global = tiles.partition(tma_q, shared.q, q_tiles)
+            k_smem, k_global = tiles.partition(tma_k, shared.k, k_tiles)
+            v_smem, v_global = tiles.partition(tma_v, shared.v, v_tiles)
+            if n_blocks > 0:
+                ring.load(shared.k_ring, k_state, tma_k, k_global[None, n_blocks - 1], k_smem)
+                k_state.advance()
+            ring.wait_empty(shared.q_ring, q_state)
+            if n_blocks > 0:
+                ring.expect(shared.q_ring, q_state)
+                for i in range_constexpr(WARPGROUPS):
+                    cute.copy(
+                        tma_q,
+                        q_global[None, m_block * WARPGROUPS + i],
+                        q_smem[None, q_state.index * WARPGROUPS + i],
+                        tma_bar_ptr=shared.q_ring.full + q_state.index,
+                    )
+            else:
+                ring.skip(shared.q_ring, q_state)
+            q_state.advance()
+            for i in cutlass.range(1, n_blocks, unroll=1):
+                ring.load(shared.k_ring, k_state, tma_k, k_global[None, n_blocks - 1 - i], k_smem)
+                k_state.advance()
+                ring.load(shared.v_ring, v_state, tma_v, v_global[None, n_blocks - i], v_smem)
+                v_state.advance()
+            if n_blocks > 0:
+                ring.load(shared.v_ring, v_state, tma_v, v_global[None, 0], v_smem)
+                v_state.advance()
         count += 1
+        messages.acquire(shared.next_tile, count)
+        # not earlier: the tile that a CTA takes while it has another to do may be one that a free CTA waits for
+        failed = again.take(shared.failed, messages.slot(count))
+        tile, drawn, pauses = choose(scheduler, failed, drawn, pauses)
+    messages.send(shared.next_tile, count, END, 0, 0, 0)
 
 
 @cute.jit
-def choose(shared: Shared, scheduler: Scheduler, q_state: PipelineState, failed, drawn):
-    """(next tile, last tile drawn): the tile that failed, else the next one drawn, else one of the last that failed."""
+def choose(scheduler: Scheduler, failed, drawn, pauses):
+    """(next message, last tile drawn, pauses so far): the tile that failed, else the next one, else a pause.
+
+    With as many pauses as there are slots, every tile is done and none has failed.
+    """
     tile = failed
-    if tile < 0:
+    if tile >= 0:
+        tile += index.AGAIN
+    else:
         if drawn >= 0:
             drawn = draw(scheduler, drawn)
             tile = drawn
-        if tile < 0:
-            tile = last_failed(shared, q_state)
+    if tile >= 0:
+        pauses = Int32(0)
     else:
-        tile += index.AGAIN
-    return tile, drawn
+        pauses += 1
+        tile = Int32(PAUSE) if pauses < messages.SLOTS else Int32(END)
+    return tile, drawn, pauses
 
 
 @cute.jit
-def last_failed(shared: Shared, q_state: PipelineState):
-    """Waits for the tiles under way, up to the first that failed: its message, or -1 where none did."""
-    state = q_state.clone()
-    tile = Int32(-1)
-    for _ in range_constexpr(Q_STAGES):
-        if tile < 0:
-            ring.wait_empty(shared.q_ring, state)
-            tile = again.take(shared.failed, state.index)
-            if tile >= 0:
-                tile += index.AGAIN
-        state.advance()
-    return tile
-
-
-@cute.jit
-def store(problem: Problem, shared: Shared, tma_out: cute.CopyAtom):
-    """O of every tile; hands Q's stage back when it has been read."""
-    coords = tiles.coordinates(HEAD_DIM, problem.seqlen_q, problem.heads_q)
-    state = ring.consumer_state(shared.q_ring)
-    tile, count = first_tile(), Int32(0)
-    while tile >= 0:
-        m_block, head, batch = locate(problem, tile)
-        out_tiles = cute.local_tile(coords[None, None, head, batch], (tiles.WARPGROUP_ROWS, HEAD_DIM), (None, 0))
-        out_smem, out_global = tiles.partition(tma_out, shared.out, out_tiles)
-        if tile >= index.AGAIN:  # the first O of the tile must not arrive after this one
-            cute.arch.cp_async_bulk_wait_group(0)
-        for i in range_constexpr(WARPGROUPS):
-            box = state.index * WARPGROUPS + i
-            cute.arch.mbarrier_wait(shared.out_full + box, state.phase)
-            cute.copy(tma_out, out_smem[None, box], out_global[None, m_block * WARPGROUPS + i])
-            cute.arch.cp_async_bulk_commit_group()
-        cute.arch.cp_async_bulk_wait_group(0, read=True)
-        ring.release(shared.q_ring, state)
-        state.advance()
-        tile = messages.receive(shared.next_tile, count)
-        count += 1
-
-
-@cute.jit
-def consume(
-    problem: Problem,
-    shared: Shared,
-    thread: Int32,
-    lse: cute.Pointer,
-    lse_stride_batch: Int64,
-    lse_stride_head: Int64,
-    softmax_scale_log2: Float32,
-):
+def consume(problem: Problem, shared: Shared, to: Output, thread: Int32, softmax_scale_log2: Float32):
     """O and LSE of this warpgroup's rows of every tile."""
     number = cute.arch.make_warp_uniform(thread // 128)
     wg = make_warpgroup(shared, number, thread % 128, softmax_scale_log2)
     q_state = ring.consumer_state(shared.q_ring)
     k_state = ring.consumer_state(shared.k_ring)
     v_state = ring.consumer_state(shared.v_ring)
-    tile, count = first_tile(), Int32(0)
+    count, begun = Int32(0), Int32(0)
+    tile, m_block, head, batch = messages.receive(shared.next_tile, count)
+    wg.out.fill(0.0)
     while tile >= 0:
-        m_block, head, batch = locate(problem, tile)
-        row = m_block * TILE_M + number * tiles.WARPGROUP_ROWS
-        # as a shuffle's result: the compiler would otherwise count the blocks again in every step
-        n_blocks = cute.arch.make_warp_uniform(count_blocks(problem, row, tiles.WARPGROUP_ROWS))
-        rows = Tile(
-            row=row,
-            n_blocks=n_blocks,
-            again=Int32(tile >= index.AGAIN),
-            q_box=q_state.index * WARPGROUPS + number,
-        )
-        others = count_loaded(problem, m_block) - n_blocks
-        k_state, v_state = hand_back(shared, wg, others, k_state, v_state)
-        ring.wait_full(shared.q_ring, q_state)
-        softmax.reset(wg.rows)
-        wg.out.fill(0.0)
-        if n_blocks > 0:
-            k_state, v_state = attend(problem, shared, wg, rows, k_state, v_state)
+        rows = rows_of(problem, tile, m_block, number, q_state.index)
+        if begun == 0:
+            k_state, v_state = hand_back(shared, wg, rows.others, k_state, v_state)
+            ring.wait_full(shared.q_ring, q_state)
+            softmax.reset(wg.rows)
+            if rows.n_blocks > 0:
+                k_state = begin(problem, shared, wg, rows, k_state)
+        if rows.n_blocks > 1:
+            k_state, v_state = attend(problem, shared, wg, rows, q_state, k_state, v_state)
+        ring.release(shared.q_ring, q_state, wg.thread)
+        q_state.advance()
+
+        next_tile, next_m_block, next_head, next_batch = messages.receive(shared.next_tile, count + 1)
+        begun = Int32(0)
+        if rows.n_blocks > 0:
+            following = rows_of(problem, next_tile, next_m_block, number, q_state.index)
+            # a block that only others see is handed back with its V, whose stage this last V must not hold
+            if next_tile >= 0 and following.n_blocks > 0 and following.others < STAGES:
+                begun = Int32(1)
+                k_state, v_state = change_over(problem, shared, wg, following, q_state, k_state, v_state)
+            else:
+                v_state = end(shared, wg, v_state)
         if softmax.failed(wg.out, wg.rows):
             if rows.again == 0:
-                again.mark(shared.failed, q_state.index, tile)
+                again.mark(shared.failed, messages.slot(count), tile)
         row_lse = softmax.finish(wg.out, wg.rows)
-        tiles.stage_out(wg.out, wg.pv, wg.thread, Element, shared.out[None, None, rows.q_box])
-        cute.arch.barrier(barrier_id=WARPGROUP_BARRIER + number, number_of_threads=128)
-        if wg.thread == 0:
-            cute.arch.mbarrier_arrive(shared.out_full + rows.q_box)
-        if lse.toint() != 0:
-            to = cute.make_tensor(
-                lse + (batch * lse_stride_batch + head * lse_stride_head), cute.make_layout((problem.seqlen_q,))
-            )
-            store_lse(to, wg, row, row_lse)
-        q_state.advance()
-        tile = messages.receive(shared.next_tile, count)
+        store(problem, wg, to, rows.row, head, batch, row_lse)
+        messages.done(shared.next_tile, count)
         count += 1
+        while next_tile == PAUSE:
+            messages.done(shared.next_tile, count)
+            count += 1
+            next_tile, next_m_block, next_head, next_batch = messages.receive(shared.next_tile, count)
+        tile, m_block, head, batch = next_tile, next_m_block, next_head, next_batch
+        wg.out.fill(0.0)
+        softmax.take_over(wg.rows, wg.next_rows)
 
 
 @cute.jit
@@ -425,7 +396,7 @@ def make_warpgroup(shared: Shared, number: Int32, thread: Int32, softmax_scale_l
     qk, pv = tiles.multiplies(Element, TILE_N, HEAD_DIM)
     qk_slice, pv_slice = qk.get_slice(0), pv.get_slice(0)
     scores = cute.make_rmem_tensor(qk.partition_shape_C((tiles.WARPGROUP_ROWS, TILE_N)), Float32)
-    rows = softmax.make_rows(softmax.optimistic_range(Element))
+    allowed = softmax.optimistic_range(Element)
     return Warpgroup(
         number=number,
         thread=thread,
@@ -437,7 +408,8 @@ def make_warpgroup(shared: Shared, number: Int32, thread: Int32, softmax_scale_l
         p=cute.make_rmem_tensor_like(scores, Element),
         out=cute.make_rmem_tensor(pv.partition_shape_C((tiles.WARPGROUP_ROWS, HEAD_DIM)), Float32),
         coords=qk.get_slice(thread).partition_C(cute.make_identity_tensor((tiles.WARPGROUP_ROWS, TILE_N))),
-        rows=rows,
+        rows=softmax.make_rows(allowed),
+        next_rows=softmax.make_rows(allowed),
         softmax_scale_log2=softmax_scale_log2,
     )
 
@@ -451,47 +423,93 @@ def hand_back(shared: Shared, wg: Warpgroup, n_blocks: Int32, k_state: PipelineS
         ring.wait_full(shared.v_ring, v_state)
         # a warp that is late would miss the phase if another had handed the stage back for it
         cute.arch.barrier(barrier_id=WARPGROUP_BARRIER + wg.number, number_of_threads=128)
-        release(shared.k_ring, wg, k_state)
-        release(shared.v_ring, wg, v_state)
+        ring.release(shared.k_ring, k_state, wg.thread)
+        ring.release(shared.v_ring, v_state, wg.thread)
         k_state.advance()
         v_state.advance()
     return k_state, v_state
 
 
 @cute.jit
-def release(of: Ring, wg: Warpgroup, state: PipelineState):
-    """Hands a stage back for the warpgroup, all of whose warps have passed the wgmma that read it."""
-    ring.release_of_group(of, state, wg.thread)
-
-
-@cute.jit
-def attend(problem: Problem, shared: Shared, wg: Warpgroup, rows: Tile, k_state: PipelineState, v_state: PipelineState):
-    """O and row sums over the ``rows.n_blocks`` leftmost blocks, at least one."""
-    k_state, v_state = k_state.clone(), v_state.clone()
-    # the last key of the first row counts as masked: so every row that sees a key has a maximum after those blocks
-    unmasked = index.quotient(cutlass.max(visible_keys(problem, rows.row), 1) - 1, TILE_N)
+def begin(problem: Problem, shared: Shared, wg: Warpgroup, rows: Tile, k_state: PipelineState):
+    """P of a tile's first block, with nothing to run beside it."""
+    k_state = k_state.clone()
     scores = cute.make_rmem_tensor(wg.qk.partition_shape_C((tiles.WARPGROUP_ROWS, TILE_N)), Float32)
     ring.wait_full(shared.k_ring, k_state)
     issue_qk(wg, scores, rows, k_state)
     warpgroup.wait_group(0)
-    release(shared.k_ring, wg, k_state)
+    ring.release(shared.k_ring, k_state, wg.thread)
+    k_state.advance()
     apply_mask(problem, wg, scores, rows, rows.n_blocks - 1)
     softmax.first_block(scores, wg.rows, wg.softmax_scale_log2)
     wgmma.convert(scores, wg.p)
+    return k_state
 
-    masked = cutlass.min(cutlass.max(rows.n_blocks - unmasked, 1), rows.n_blocks)
-    k_state, v_state = attend_blocks(problem, shared, wg, rows, 1, masked, True, k_state, v_state)
-    frozen = rows.n_blocks if rows.again == 0 else masked
-    if masked < frozen:
-        softmax.freeze(wg.rows)
-    k_state, v_state = attend_frozen(shared, wg, rows, masked, frozen, k_state, v_state)
-    k_state, v_state = attend_blocks(problem, shared, wg, rows, frozen, rows.n_blocks, False, k_state, v_state)
+
+@cute.jit
+def end(shared: Shared, wg: Warpgroup, v_state: PipelineState):
+    """The last PV of a tile, with nothing to run beside it."""
+    v_state = v_state.clone()
     ring.wait_full(shared.v_ring, v_state)
     issue_pv(wg, v_state)
     warpgroup.wait_group(0)
-    release(shared.v_ring, wg, v_state)
-    k_state.advance()
+    ring.release(shared.v_ring, v_state, wg.thread)
     v_state.advance()
+    return v_state
+
+
+@cute.jit
+def change_over(
+    problem: Problem,
+    shared: Shared,
+    wg: Warpgroup,
+    following: Tile,
+    q_state: PipelineState,
+    k_state: PipelineState,
+    v_state: PipelineState,
+):
+    """The last PV of a tile, and P of the first block of the ``following`` one, whose QK and softmax run beside it."""
+    last_v, v_state = v_state.clone(), v_state.clone()
+    v_state.advance()
+    k_state, v_state = hand_back(shared, wg, following.others, k_state, v_state)
+    scores = cute.make_rmem_tensor(wg.qk.partition_shape_C((tiles.WARPGROUP_ROWS, TILE_N)), Float32)
+    ring.wait_full(shared.q_ring, q_state)
+    ring.wait_full(shared.k_ring, k_state)
+    issue_qk(wg, scores, following, k_state)
+    ring.wait_full(shared.v_ring, last_v)
+    issue_pv(wg, last_v)
+    warpgroup.wait_group(1)
+    ring.release(shared.k_ring, k_state, wg.thread)
+    k_state.advance()
+    apply_mask(problem, wg, scores, following, following.n_blocks - 1)
+    softmax.reset(wg.next_rows)
+    softmax.first_block(scores, wg.next_rows, wg.softmax_scale_log2)
+    warpgroup.wait_group(0)
+    ring.release(shared.v_ring, last_v, wg.thread)
+    wgmma.convert(scores, wg.p)
+    return k_state, v_state
+
+
+@cute.jit
+def attend(
+    problem: Problem,
+    shared: Shared,
+    wg: Warpgroup,
+    rows: Tile,
+    q_state: PipelineState,
+    k_state: PipelineState,
+    v_state: PipelineState,
+):
+    """The ``rows.n_blocks`` leftmost blocks, at least two, from the first one's PV to the last one's QK and softmax."""
+    # the last key of the first row counts as masked: so every row that sees a key has a maximum after those blocks
+    unmasked = index.quotient(cutlass.max(visible_keys(problem, rows.row), 1) - 1, TILE_N)
+    masked = cutlass.min(cutlass.max(rows.n_blocks - unmasked, 1), rows.n_blocks)
+    k_state, v_state = attend_blocks(problem, shared, wg, rows, 1, masked, True, q_state, k_state, v_state)
+    frozen = rows.n_blocks if rows.again == 0 else masked
+    if masked < frozen:
+        softmax.freeze(wg.rows)
+    k_state, v_state = attend_frozen(shared, wg, rows, masked, frozen, q_state, k_state, v_state)
+    k_state, v_state = attend_blocks(problem, shared, wg, rows, frozen, rows.n_blocks, False, q_state, k_state, v_state)
     return k_state, v_state
 
 
@@ -504,26 +522,27 @@ def attend_blocks(
     start,
     stop,
     masked: cutlass.Constexpr,
+    q_state: PipelineState,
     k_state: PipelineState,
     v_state: PipelineState,
 ):
     """Blocks ``start`` to ``stop`` counted from the right: QK of each under way together with PV of the one before."""
     k_state, v_state = k_state.clone(), v_state.clone()
     for i in cutlass.range(start, stop, unroll=1):
-        k_state.advance()
         scores = cute.make_rmem_tensor(wg.qk.partition_shape_C((tiles.WARPGROUP_ROWS, TILE_N)), Float32)
         ring.wait_full(shared.k_ring, k_state)
         issue_qk(wg, scores, rows, k_state)
         ring.wait_full(shared.v_ring, v_state)
         issue_pv(wg, v_state)
         warpgroup.wait_group(1)
-        release(shared.k_ring, wg, k_state)
+        ring.release(shared.k_ring, k_state, wg.thread)
+        k_state.advance()
         if const_expr(masked):
             apply_mask(problem, wg, scores, rows, rows.n_blocks - 1 - i)
         softmax.next_block(scores, wg.rows, wg.softmax_scale_log2)
         softmax.add_block_total(wg.rows)
         warpgroup.wait_group(0)
-        release(shared.v_ring, wg, v_state)
+        ring.release(shared.v_ring, v_state, wg.thread)
         wgmma.convert(scores, wg.p)
         softmax.rescale(wg.out, wg.rows)
         v_state.advance()
@@ -532,7 +551,14 @@ def attend_blocks(
 
 @cute.jit
 def attend_frozen(
-    shared: Shared, wg: Warpgroup, rows: Tile, start, stop, k_state: PipelineState, v_state: PipelineState
+    shared: Shared,
+    wg: Warpgroup,
+    rows: Tile,
+    start,
+    stop,
+    q_state: PipelineState,
+    k_state: PipelineState,
+    v_state: PipelineState,
 ):
     """As :func:`attend_blocks` without masks and without maxima: the shift of the masked blocks serves for these too.
 
@@ -542,18 +568,18 @@ def attend_frozen(
     for _ in cutlass.range(start, stop, unroll=1):
         if softmax.outgrown(wg.rows):
             softmax.raise_shift(wg.out, wg.p, wg.rows)
-        k_state.advance()
         scores = cute.make_rmem_tensor(wg.qk.partition_shape_C((tiles.WARPGROUP_ROWS, TILE_N)), Float32)
         ring.wait_full(shared.k_ring, k_state)
         issue_qk(wg, scores, rows, k_state)
         ring.wait_full(shared.v_ring, v_state)
         issue_pv(wg, v_state)
         warpgroup.wait_group(1)
-        release(shared.k_ring, wg, k_state)
+        ring.release(shared.k_ring, k_state, wg.thread)
+        k_state.advance()
         softmax.next_block_frozen(scores, wg.rows, wg.softmax_scale_log2)
         softmax.add_block_total(wg.rows)
         warpgroup.wait_group(0)
-        release(shared.v_ring, wg, v_state)
+        ring.release(shared.v_ring, v_state, wg.thread)
         wgmma.convert(scores, wg.p)
         v_state.advance()
     if softmax.outgrown(wg.rows):
@@ -579,14 +605,22 @@ def apply_mask(problem: Problem, wg: Warpgroup, scores: cute.Tensor, rows: Tile,
 
 
 @cute.jit
-def store_lse(lse: cute.Tensor, wg: Warpgroup, first_row: Int32, row_lse: cute.Tensor):
-    """LSE of this warpgroup's rows that exist; the first of the 4 threads of a row writes it."""
-    where = wgmma.rows_columns(wg.coords)
-    for r in range_constexpr(softmax.ROWS):
-        row = first_row + where[r, 0][0]
-        if wg.thread % 4 == 0:
-            if row < cute.size(lse):
-                lse[row] = row_lse[r]
+def store(
+    problem: Problem, wg: Warpgroup, to: Output, first_row: Int32, head: Int32, batch: Int32, row_lse: cute.Tensor
+):
+    """O and LSE of this warpgroup's rows that exist."""
+    count = problem.seqlen_q - first_row
+    out = to.out + (batch * to.out_stride_batch + head * to.out_stride_head + first_row * to.out_stride_seqlen)
+    layout = cute.make_layout((tiles.WARPGROUP_ROWS, HEAD_DIM), stride=(to.out_stride_seqlen, 1))
+    tiles.store_out(wg.out, wg.thread, cute.make_tensor(out, layout), count)
+    if to.lse.toint() != 0:
+        lse = to.lse + (batch * to.lse_stride_batch + head * to.lse_stride_head + first_row)
+        where = wgmma.rows_columns(wg.coords)
+        for r in range_constexpr(softmax.ROWS):
+            row = where[r, 0][0]
+            if wg.thread % 4 == 0:  # the first of a row's threads
+                if row < count:
+                    cute.make_tensor(lse, cute.make_layout((tiles.WARPGROUP_ROWS,)))[row] = row_lse[r]
 
 
 @cute.jit
@@ -595,6 +629,9 @@ def launch(
     k: cute.Tensor,
     v: cute.Tensor,
     out: cute.Tensor,
+    out_stride_batch: Int64,
+    out_stride_seqlen: Int64,
+    out_stride_head: Int64,
     lse: cute.Tensor,
     lse_stride_batch: Int64,
     lse_stride_head: Int64,
@@ -609,14 +646,16 @@ def launch(
     stream,
 ):
     """Only for the compiler, which learns the kernel's parameters from it; the launcher passes them itself."""
-    boxes = tiles.layouts(Element, SHARE_N, HEAD_DIM, Q_BOXES, STAGES)
-    tma_q, tma_k, tma_v, tma_out = tiles.tensor_maps(q, k, v, out, boxes, CLUSTER > 1)
+    tma_q, tma_k, tma_v = tiles.tensor_maps(q, k, v, tiles.layouts(Element, TILE_N, HEAD_DIM, Q_BOXES, STAGES))
     kernel.set_name_prefix(NAME, remove_cutlass_symbol=True, keep_mangled_name=False)
     kernel(
         tma_q,
         tma_k,
         tma_v,
-        tma_out,
+        out.iterator,
+        out_stride_batch,
+        out_stride_seqlen,
+        out_stride_head,
         lse.iterator,
         lse_stride_batch,
         lse_stride_head,
@@ -649,6 +688,9 @@ def fake_arguments():
         dense(seqlen_k, heads_k),
         dense(seqlen_k, heads_k),
         dense(seqlen_q, heads_q),
+        Int64(0),
+        Int64(0),
+        Int64(0),
         make_fake_tensor(Float32, (1,), (1,), assumed_align=4),
         Int64(0),
         Int64(0),
