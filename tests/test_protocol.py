@@ -167,18 +167,20 @@ class Cta:
             else:
                 self.world.later(partial(ring.put, stage, what))
 
+        last_v: object = None
         while tile != END:
             self.send(count, tile)
+            n_blocks = self.problem.loaded(tile) if tile >= 0 else 0
+            if n_blocks > 0:
+                yield from put(self.k, (count, n_blocks - 1))
+            if last_v is not None:
+                yield from put(self.v, last_v)
             if tile >= 0:
-                n_blocks = self.problem.loaded(tile)
-                if n_blocks > 0:
-                    yield from put(self.k, (count, n_blocks - 1))
                 yield from put(self.q, count, empty=n_blocks == 0)
-                for i in range(1, n_blocks):
-                    yield from put(self.k, (count, n_blocks - 1 - i))
-                    yield from put(self.v, (count, n_blocks - i))
-                if n_blocks > 0:
-                    yield from put(self.v, (count, 0))
+            for i in range(1, n_blocks):
+                yield from put(self.k, (count, n_blocks - 1 - i))
+                yield from put(self.v, (count, n_blocks - i))
+            last_v = (count, 0) if n_blocks > 0 else None
             count += 1
             yield self.word_empty[count % SLOTS].ended(count // SLOTS - 1)
             failed, self.failed[count % SLOTS] = self.failed[count % SLOTS], -1
