@@ -201,9 +201,12 @@ def test_geomean() -> None:
 
 
 def test_rotation_gives_each_the_first_turn() -> None:
-    turns = [timing.rotated(["a", "b", "c"], turn) for turn in range(4)]
-    assert turns == [["a", "b", "c"], ["b", "c", "a"], ["c", "a", "b"], ["a", "b", "c"]]
-    assert timing.rotated([], 1) == []
+    for names in ("ab", "abc", "abcd", "abcde"):
+        turns = ["".join(timing.shuffled([*names], turn)) for turn in range(2 * len(names))]
+        assert all(sorted(turn) == [*names] for turn in turns)
+        followed = {pair for turn in turns for pair in zip(turn, turn[1:], strict=False)}
+        assert len(followed) == len(names) * (len(names) - 1)  # everyone follows everyone
+    assert timing.shuffled([], 1) == []
 
 
 def test_ratio_is_to_the_fastest_peer_with_a_time() -> None:

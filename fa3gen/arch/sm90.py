@@ -39,7 +39,7 @@ RESERVED_REGISTERS = {1: 24, 2: 24, 3: 32, 4: 32}
 
 _ELEMENT_BYTES = 2  # bf16 and fp16
 _BARRIER_BYTES = 8
-_MESSAGES = 2  # what the load warp tells the consumers: slots, each with a full and an empty barrier and int32 words
+_MESSAGES = 4  # what the load warp tells the consumers: slots, each with a full and an empty barrier and int32 words
 _MESSAGE_WORDS = 4
 
 

@@ -13,7 +13,7 @@ import cutlass.cute as cute
 from cutlass import range_constexpr
 
 #: A power of 2.
-SLOTS = 2
+SLOTS = 4
 BARRIERS = 2 * SLOTS
 WORDS = 4 * SLOTS
 

@@ -49,6 +49,16 @@ def wait_empty(ring: Ring, state: PipelineState) -> None:
     cute.arch.mbarrier_wait(ring.empty + state.index, state.phase)
 
 
+def is_full(ring: Ring, state: PipelineState):
+    """Whether the stage has been loaded, now."""
+    return cute.arch.mbarrier_test_wait(ring.full + state.index, state.phase)
+
+
+def is_empty(ring: Ring, state: PipelineState):
+    """Whether the stage has been handed back, now."""
+    return cute.arch.mbarrier_test_wait(ring.empty + state.index, state.phase)
+
+
 def expect(ring: Ring, state: PipelineState) -> None:
     """Announces a stage's bytes; one warp calls it."""
     with cute.arch.elect_one():

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import const_expr, range_constexpr
+from cutlass import Boolean, Int32, const_expr, range_constexpr
+from cutlass._mlir.dialects import llvm
 from cutlass.cute.nvgpu import warpgroup
+from cutlass.cutlass_dsl import T, dsl_user_op
 
 
 @cute.jit
@@ -23,6 +25,23 @@ def issue(mma: cute.TiledMma, acc: cute.Tensor, a: cute.Tensor, b: cute.Tensor, 
         cute.gemm(mma, acc, a[None, None, k], b[None, None, k], acc)
         mma.set(warpgroup.Field.ACCUMULATE, True)
     warpgroup.commit_group()
+
+
+@dsl_user_op
+def all_agree(condition: Boolean, barrier_id: Int32, *, loc=None, ip=None) -> Boolean:
+    """Whether ``condition`` holds in all threads of a warpgroup, which wait for each other at a barrier of its own."""
+    agreed = llvm.inline_asm(
+        T.i32(),
+        [Int32(x).ir_value(loc=loc, ip=ip) for x in (condition, barrier_id)],
+        "{.reg .pred p; setp.ne.s32 p, $1, 0; barrier.cta.red.and.pred p, $2, 128, p; selp.s32 $0, 1, 0, p;}",
+        "=r,r,r",
+        has_side_effects=True,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+        loc=loc,
+        ip=ip,
+    )
+    return Int32(agreed) != 0
 
 
 def rows_columns(acc: cute.Tensor) -> cute.Tensor:
