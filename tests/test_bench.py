@@ -200,10 +200,13 @@ def test_geomean() -> None:
         report.geomean([])
 
 
-def test_rotation_gives_each_the_first_turn() -> None:
-    turns = [timing.rotated(["a", "b", "c"], turn) for turn in range(4)]
-    assert turns == [["a", "b", "c"], ["b", "c", "a"], ["c", "a", "b"], ["a", "b", "c"]]
-    assert timing.rotated([], 1) == []
+def test_everyone_follows_everyone() -> None:
+    for names in ("ab", "abc", "abcd", "abcde"):
+        turns = ["".join(timing.shuffled([*names], turn)) for turn in range(2 * len(names))]
+        assert all(sorted(turn) == [*names] for turn in turns)
+        followed = {pair for turn in turns for pair in pairwise(turn)}
+        assert len(followed) == len(names) * (len(names) - 1)  # everyone follows everyone
+    assert timing.shuffled([], 1) == []
 
 
 def test_ratio_is_to_the_fastest_peer_with_a_time() -> None:

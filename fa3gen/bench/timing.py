@@ -161,10 +161,11 @@ def _times(
     )
 
 
-def rotated(names: Sequence[_T], turn: int) -> list[_T]:
-    """``names`` starting one later each turn, so that none always follows the same pause."""
-    start = turn % len(names) if names else 0
-    return [*names[start:], *names[:start]]
+def shuffled(names: Sequence[_T], turn: int) -> list[_T]:
+    """``names`` in an order of each turn's own, so that none always follows the same one, whose power it inherits."""
+    count = len(names)
+    side = -1 if count % 2 and turn % 2 else 1  # zigzag: the steps of a turn differ; of an odd number, only to one side
+    return [names[(turn + side * ((i + 1) // 2 if i % 2 else -(i // 2))) % count] for i in range(count)]
 
 
 def _plan(run: Run) -> _Plan:
@@ -185,7 +186,7 @@ def _plan(run: Run) -> _Plan:
     cuda.synchronize()
     gpu = begin.elapsed_time(end) / 5
     calls = max(2, min(MAX_CALLS, round(SAMPLE_MS / gpu)))
-    warm = max(1, calls // 4)
+    warm = max(1, calls // 2)  # until the power is that of this contender
     behind = (calls + warm) * max(0.0, 1.2 * host - 0.8 * gpu)
     return _Plan(run, calls, warm, round((0.2 + behind) * SPIN_CYCLES_PER_MS))
 
@@ -197,7 +198,7 @@ def _samples(plans: Mapping[_T, _Plan], rounds: int) -> dict[_T, list[_Sample]]:
     cuda: Any = torch.cuda  # _sleep is untyped
     samples: dict[_T, list[_Sample]] = {name: [] for name in plans}
     for turn in range(rounds):
-        for name in rotated([*plans], turn):
+        for name in shuffled([*plans], turn):
             plan = plans[name]
             begin, end = _event(), _event()
             cuda._sleep(plan.spin)
@@ -304,7 +305,7 @@ def _host(problem: Shape, contenders: Sequence[Contender]) -> dict[str, float | 
             found[contender.name] = first_line(error)
     samples: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(HOST_BATCHES):
-        for name in rotated([*runs], turn):
+        for name in shuffled([*runs], turn):
             start = time.perf_counter()
             runs[name](HOST_CALLS)
             samples[name].append((time.perf_counter() - start) * 1e6 / HOST_CALLS)
