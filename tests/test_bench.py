@@ -200,11 +200,11 @@ def test_geomean() -> None:
         report.geomean([])
 
 
-def test_rotation_gives_each_the_first_turn() -> None:
+def test_everyone_follows_everyone() -> None:
     for names in ("ab", "abc", "abcd", "abcde"):
         turns = ["".join(timing.shuffled([*names], turn)) for turn in range(2 * len(names))]
         assert all(sorted(turn) == [*names] for turn in turns)
-        followed = {pair for turn in turns for pair in zip(turn, turn[1:], strict=False)}
+        followed = {pair for turn in turns for pair in pairwise(turn)}
         assert len(followed) == len(names) * (len(names) - 1)  # everyone follows everyone
     assert timing.shuffled([], 1) == []
 
