@@ -1,7 +1,7 @@
 """The barriers of a CTA as the forward kernel uses them, with threads that run in a random order.
 
-Each role of the kernel is written down again as a generator that yields what it waits for; a warpgroup counts as one
-thread.  Loads arrive later and in any order.
+Each role of the kernel is written down again as a generator that yields what it waits for.  A warpgroup has two warps
+here: the one that hands stages back, and another.  Loads arrive later and in any order.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ Condition = Callable[[], bool]
 Thread = Iterator[Condition]
 
 ROWS = 64  # of a warpgroup
+WARPS = 2
 
 
 @dataclass
@@ -56,6 +57,22 @@ class Barrier:
             return passed
 
         return ready
+
+
+class Meeting:
+    """A barrier of a warpgroup's warps, at which they may agree."""
+
+    def __init__(self) -> None:
+        self.waiting: list[bool] = []
+        self.number = 0
+        self.agreed = False
+
+    def meet(self, condition: bool = True) -> Condition:
+        number = self.number
+        self.waiting.append(condition)
+        if len(self.waiting) == WARPS:
+            self.number, self.agreed, self.waiting = number + 1, all(self.waiting), []
+        return lambda: self.number > number
 
 
 class Ring:
@@ -144,12 +161,14 @@ class Cta:
         self.q = Ring(problem.q_stages, problem.warpgroups)
         self.k, self.v = (Ring(problem.stages, problem.warpgroups) for _ in range(2))
         self.words, self.word_full = [END] * SLOTS, [Barrier(1) for _ in range(SLOTS)]
-        self.word_empty = [Barrier(problem.warpgroups) for _ in range(SLOTS)]
+        self.word_empty = [Barrier(problem.warpgroups * WARPS) for _ in range(SLOTS)]
         self.failed = [-1] * SLOTS
 
     def threads(self) -> Iterator[Thread]:
         yield self.load()
-        yield from (Consumer(self, wg).run() for wg in range(self.problem.warpgroups))
+        for wg in range(self.problem.warpgroups):
+            meeting = Meeting()
+            yield from (Consumer(self, wg, warp, meeting).run() for warp in range(WARPS))
 
     def load(self) -> Thread:
         used = {self.q: 0, self.k: 0, self.v: 0}
@@ -202,10 +221,10 @@ class Cta:
 
 
 class Consumer:
-    """A warpgroup; ``k_used`` and ``v_used`` count the stages that it has handed back."""
+    """A warp of a warpgroup; ``k_used`` and ``v_used`` count the stages that have been handed back."""
 
-    def __init__(self, cta: Cta, wg: int) -> None:
-        self.cta, self.problem, self.wg = cta, cta.problem, wg
+    def __init__(self, cta: Cta, wg: int, warp: int, meeting: Meeting) -> None:
+        self.cta, self.problem, self.wg, self.warp, self.meeting = cta, cta.problem, wg, warp, meeting
         self.most_others = self.problem.stages - 1 if cta.world.guarded else 99
         self.k_used = self.v_used = 0
 
@@ -213,14 +232,22 @@ class Consumer:
         return self.cta.word_full[count % SLOTS].ended(count // SLOTS)
 
     def done(self, count: int) -> None:
-        self.cta.word_empty[count % SLOTS].arrive(self.wg)
+        self.cta.word_empty[count % SLOTS].arrive((self.wg, self.warp))
+
+    def release(self, ring: Ring, use: int) -> None:
+        if self.warp == 0:
+            ring.release(use, self.wg)
+
+    def multiply(self, ring: Ring, use: int, what: object) -> Thread:
+        """All warps of the warpgroup begin it together."""
+        ring.read(use, what)
+        yield self.meeting.meet()
 
     def key(self, count: int, n_block: int) -> Thread:
         """QK of a block."""
         yield self.cta.k.filled(self.k_used)
-        self.cta.k.read(self.k_used, (count, n_block))
-        yield _at_once
-        self.cta.k.release(self.k_used, self.wg)
+        yield from self.multiply(self.cta.k, self.k_used, (count, n_block))
+        self.release(self.cta.k, self.k_used)
         self.k_used += 1
 
     def value(self, count: int, n_block: int, beside: Thread | None = None) -> Thread:
@@ -229,9 +256,8 @@ class Consumer:
         self.v_used += 1
         yield from beside or ()
         yield self.cta.v.filled(used)
-        self.cta.v.read(used, (count, n_block))
-        yield _at_once
-        self.cta.v.release(used, self.wg)
+        yield from self.multiply(self.cta.v, used, (count, n_block))
+        self.release(self.cta.v, used)
 
     def hand_back(self, count: int, n_blocks: int, others: int) -> Thread:
         for i in range(others):
@@ -240,8 +266,9 @@ class Consumer:
             yield self.cta.v.filled(self.v_used)
             self.cta.k.read(self.k_used, block)
             self.cta.v.read(self.v_used, block)
-            self.cta.k.release(self.k_used, self.wg)
-            self.cta.v.release(self.v_used, self.wg)
+            yield self.meeting.meet()
+            self.release(self.cta.k, self.k_used)
+            self.release(self.cta.v, self.v_used)
             self.k_used, self.v_used = self.k_used + 1, self.v_used + 1
 
     def first(self, use: int, count: int, tile: int) -> Thread:
@@ -252,6 +279,8 @@ class Consumer:
         self.cta.q.read(use, count)
         if n_blocks > 0:
             yield from self.key(count, n_blocks - 1)
+        else:
+            yield self.meeting.meet()
 
     def run(self) -> Thread:
         problem, wg = self.problem, self.wg
@@ -266,12 +295,13 @@ class Consumer:
             for i in range(1, n_blocks):
                 yield from self.key(count, n_blocks - 1 - i)
                 yield from self.value(count, n_blocks - i)
-            self.cta.q.release(q_used, wg)
+            self.release(self.cta.q, q_used)
             q_used += 1
             begun = False
             if n_blocks > 0:
                 beside = None
-                if self.cta.q.filled(q_used)():
+                yield self.meeting.meet(self.cta.q.filled(q_used)())
+                if self.meeting.agreed:
                     yield self.receive(count + 1)
                     following = self.cta.words[(count + 1) % SLOTS]
                     seen = problem.seen(following, wg) if following >= 0 else 0
@@ -280,7 +310,8 @@ class Consumer:
                 yield from self.value(count, 0, beside)
             if tile < index.AGAIN and n_blocks > 0 and (tile, wg) in self.cta.world.failing:
                 self.cta.failed[count % SLOTS] = tile
-            self.cta.world.stored.setdefault((index.tile_number(tile), wg), []).append(tile >= index.AGAIN)
+            if self.warp == 0:
+                self.cta.world.stored.setdefault((index.tile_number(tile), wg), []).append(tile >= index.AGAIN)
             yield _at_once
             self.done(count)
             count += 1
