@@ -67,7 +67,6 @@ def launch(plan: ForwardPlan) -> Launch:
         smem_bytes=ARCHS[plan.variant.arch].smem_bytes(plan),
         grid="persistent" if plan.persistent else "tile_per_cta",
         tile_m=plan.tile_m,
-        cluster=plan.cluster,
     )
 
 

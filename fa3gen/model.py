@@ -169,10 +169,9 @@ class ForwardPlan:
     tile_m: int  # query rows of a CTA: 64 per consumer warpgroup
     tile_n: int  # keys of a step
     stages: int  # K and V blocks in flight
-    q_stages: int  # Q tiles in shared memory; O is staged over its own Q
+    q_stages: int  # Q tiles in shared memory
     producer_regs: int
     consumer_regs: int
-    cluster: int  # CTAs of neighbouring row tiles that share K and V: each loads its part of a block for all
     scheduler: Scheduler
     softmax: Softmax
     pin_pv_wait: bool  # keep the exponentials above the wait for PV (ptxas hoists that wait over arithmetic)
@@ -200,15 +199,11 @@ class ForwardPlan:
         return self.scheduler is Scheduler.DYNAMIC
 
     @property
+    @property
     def one_q(self) -> bool:
         """Whether a tile's Q must be handed back as early as possible, for want of a second Q tile."""
         return self.q_stages == 1
 
-    @property
-    def clustered(self) -> bool:
-        return self.cluster > 1
-
-    @property
     def lazy(self) -> bool:
         return self.softmax is Softmax.LAZY
 
@@ -249,7 +244,6 @@ SPELLINGS: dict[str, str | tuple[str, str]] = {
     "q_stages": "_q",
     "producer_regs": "_pr",
     "consumer_regs": "_cr",
-    "cluster": "_c",
     "scheduler": "_",
     "softmax": "_",
     "pin_pv_wait": ("_pin", "_nopin"),

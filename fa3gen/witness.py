@@ -46,7 +46,6 @@ class Trace:
     params: tuple[TracedParam, ...]
     threads: int
     smem_bytes: int  # dynamic shared memory
-    cluster: int = 1  # CTAs
 
 
 def differences(plan: ForwardPlan, trace: Trace) -> list[str]:
@@ -58,7 +57,6 @@ def differences(plan: ForwardPlan, trace: Trace) -> list[str]:
             ("symbol", symbol(plan), trace.symbol),
             ("threads", launch.threads, trace.threads),
             ("shared memory", launch.smem_bytes, trace.smem_bytes),
-            ("cluster", launch.cluster, trace.cluster),
         )
         if ours != theirs
     ]
@@ -90,17 +88,7 @@ def read(module: Any, kernel_names: Sequence[str], argument_names: Sequence[str]
     attributes = kernels[0].attributes
     name = str(attributes["sym_name"]).strip('"')
     threads = prod(_numbers(attributes["nvvm.reqntid"]))
-    return Trace(name, tuple(params), threads, _smem(allocations), _cluster(str(attributes["cutlass_launch_facts"])))
-
-
-def _cluster(facts: str) -> int:
-    """CTAs of a cluster by the facts of a launch."""
-    if "cluster_launch = true" not in facts:
-        return 1
-    dims = re.search(r"exact_cluster_dim = array<i64: (\d+), 1, 1>", facts)
-    if dims is None:
-        raise WitnessError(f"clusters of an unknown shape, {facts}: their CTAs must lie along x")
-    return int(dims[1])
+    return Trace(name, tuple(params), threads, _smem(allocations))
 
 
 def _expected(param: Param) -> TracedParam:

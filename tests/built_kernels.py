@@ -26,7 +26,6 @@ ALTERNATIVES: Mapping[str, Mapping[str, Any]] = {
     "plan.persistent": {"scheduler": "static"},
     "plan.optimistic": {"softmax": "exact"},
     "plan.lazy": {"softmax": "lazy"},
-    "plan.clustered": {"cluster": "2"},
     "plan.pin_pv_wait": {"pin_pv_wait": "true"},
 }
 

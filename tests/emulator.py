@@ -32,8 +32,7 @@ def forward(
     Rows never written stay NaN.
     """
     batch, seqlen_q, heads, _ = q.shape
-    tile_rows = plan.tile_m * plan.cluster
-    m_tiles = index.ceil_div(seqlen_q, tile_rows)
+    m_tiles = index.ceil_div(seqlen_q, plan.tile_m)
     num_tiles = m_tiles * heads * batch
     heads_per_kv = heads // k.shape[2]
     out = torch.full((*q.shape[:3], v.shape[-1]), torch.nan, dtype=q.dtype)
@@ -47,7 +46,7 @@ def forward(
         else:
             m_block, head, b = index.head_by_head(tile, m_tiles, heads)
         kv_head = index.quotient(head, heads_per_kv)
-        for first in range(m_block * tile_rows, (m_block + 1) * tile_rows, WARPGROUP_ROWS):
+        for first in range(m_block * plan.tile_m, (m_block + 1) * plan.tile_m, WARPGROUP_ROWS):
             rows = slice(first, min(first + WARPGROUP_ROWS, seqlen_q))
             if first < seqlen_q:
                 keys, values, again = k[b, :, kv_head], v[b, :, kv_head], message >= index.AGAIN

@@ -47,12 +47,6 @@ def test_the_binding_unit_is_the_slowest() -> None:
     assert _budget(D64).tflops(1755, 132) == pytest.approx(4096 * 132 * 1.755e-3)  # the tensor pipe's peak
 
 
-def test_a_cluster_reads_a_block_once() -> None:
-    alone, pair = _budget(D128), _budget(D128, cluster=2)
-    assert pair.clocks["l2"] == alone.clocks["l2"] / 2
-    assert {**pair.clocks, "l2": 0} == {**alone.clocks, "l2": 0}
-
-
 def test_instructions_follow_the_softmax() -> None:
     exact, lazy = (_budget(D128, softmax=softmax) for softmax in (Softmax.EXACT, Softmax.LAZY))
     assert exact.instructions["MUFU"] == 66
@@ -136,10 +130,7 @@ def test_what_misses_the_budget_is_said() -> None:
 
 
 #: What no shipped plan does.
-OTHERS = [
-    *(resolve(plan.variant, {"softmax": softmax}) for plan in (D64, CAUSAL, D256) for softmax in ("exact", "lazy")),
-    *(resolve(plan.variant, {"cluster": 2}) for plan in (D64, D128, CAUSAL, D256)),
-]
+OTHERS = [resolve(plan.variant, {"softmax": softmax}) for plan in (D64, CAUSAL, D256) for softmax in ("exact", "lazy")]
 
 
 @pytest.mark.skipif(sass.find_tool() is None, reason="there is no nvdisasm")

@@ -48,7 +48,7 @@ PARAMS = (
 FULL = replace(
     entry(Key("fwd", "bf16", "192x128", "causal", "dense", ("split", "softcap")), b"cubin"),
     params=PARAMS,
-    launch=Launch(384, 1000, "tile_per_cta", 128, 2),
+    launch=Launch(384, 1000, "tile_per_cta", 128),
     plan={"tile_m": 128, "reasons": ["because"]},
     resources={"registers": 168},
     verified={"device": "H200"},
@@ -111,7 +111,7 @@ def test_index() -> None:
         "key fwd bf16 192x128 causal dense split,softcap\n"
         "symbol fwd_bf16_d192x128_causal_split_softcap_sm90a_0\n"
         "cubin cubins/fwd_bf16_d192x128_causal_split_softcap_sm90a.cubin 5\n"
-        "launch threads 384 smem 1000 grid tile_per_cta tile_m 128 cluster 2\n"
+        "launch threads 384 smem 1000 grid tile_per_cta tile_m 128\n"
         "tensors q,k,v,out,lse\n"
         "optional lse\n"
         "scalars softmax_scale\n"
@@ -216,9 +216,6 @@ def test_derived_scalars() -> None:
     assert derive("m_tiles", SHAPES) == 2
     assert derive("m_tiles", replace(SHAPES, seqlen_q=128)) == 1
     assert derive("num_tiles", SHAPES) == 2 * 12 * 3
-    pairs = replace(SHAPES, cluster=2)
-    assert [derive(name, pairs) for name in ("m_tiles", "num_tiles")] == [1, 12 * 3]
-    assert derive("m_tiles", replace(pairs, seqlen_q=257)) == 2
     with pytest.raises(KeyError):
         derive("tiles", SHAPES)
 
@@ -237,7 +234,5 @@ def test_head_section_keeps_k_and_v_in_l2() -> None:
 def test_grids() -> None:
     assert {rule: grid(rule, 100, 132) for rule in GRID_RULES} == {"tile_per_cta": 100, "persistent": 100}
     assert {rule: grid(rule, 1000, 132) for rule in GRID_RULES} == {"tile_per_cta": 1000, "persistent": 132}
-    assert {rule: grid(rule, 100, 131, 2) for rule in GRID_RULES} == {"tile_per_cta": 200, "persistent": 130}
-    assert [grid("persistent", tiles, sms, 2) for tiles, sms in ((1, 132), (50, 132), (9, 1))] == [2, 100, 2]
     with pytest.raises(KeyError):
         grid("one", 1, 1)

@@ -32,25 +32,6 @@ def test_every_tile_is_visited_once(m_tiles: int, heads: int, batch: int) -> Non
         assert sorted(order) == everything
 
 
-@pytest.mark.parametrize("seqlen_q", [1, 128, 129, 256, 257, 640])
-def test_the_ctas_of_clusters_have_every_row_tile_once(seqlen_q: int) -> None:
-    """What `locate` makes of pairs; the last may begin past the sequence, and none that is not paired with rows."""
-    tile_m, heads = 128, 3
-    pairs = index.ceil_div(seqlen_q, 2 * tile_m)
-    for place in (
-        lambda t: index.head_by_head(t, pairs, heads),
-        lambda t: index.longest_first(t, pairs, pairs * heads, heads, 2),
-    ):
-        found = [(2 * pair + rank, head) for pair, head, _ in map(place, range(pairs * heads)) for rank in (0, 1)]
-        needed = index.ceil_div(seqlen_q, tile_m)
-        assert sorted(found) == [(m, head) for m in range(2 * pairs) for head in range(heads)]
-        assert needed <= 2 * pairs <= needed + 1
-
-
-def test_workers_are_clusters() -> None:
-    assert [index.workers(ctas, cluster) for ctas, cluster in ((7, 1), (8, 2), (132, 2))] == [7, 4, 66]
-
-
 def test_longest_first_takes_the_last_rows_of_a_section_first() -> None:
     order = [index.longest_first(t, 3, 12, 4, 2) for t in range(12)]
     assert [m for m, _, _ in order] == [2, 2, 1, 1, 0, 0] * 2

@@ -202,8 +202,6 @@ def test_spelling_of_further_plans() -> None:
     assert suffix(replace(GENERAL, **changes), GENERAL) == "__m256n64s4"
     changes |= {"q_stages": 1, "producer_regs": 24, "consumer_regs": 112, "softmax": Softmax.EXACT}
     assert suffix(replace(GENERAL, **changes), GENERAL) == "__m256n64s4_q1_pr24_cr112_exact"
-    changes |= {"cluster": 2, "softmax": GENERAL.softmax}
-    assert suffix(replace(GENERAL, **changes), GENERAL) == "__m256n64s4_q1_pr24_cr112_c2"
     assert suffix(replace(GENERAL, scheduler=Scheduler.STATIC, pin_pv_wait=False), GENERAL) == "__static_nopin"
     assert suffix(GENERAL, GENERAL) == ""
 

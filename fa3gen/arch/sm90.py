@@ -25,8 +25,6 @@ WGMMA_N_STEP = 8
 WGMMA_N_MAX = 256
 #: Depth of a 16-bit WGMMA: QK walks head_dim and PV walks tile_n in such steps.
 WGMMA_K = 16
-#: CTAs of a cluster that the kernels know.
-CLUSTERS = (1,)
 #: Elements a tensor map's box may have along one dimension.
 TMA_BOX_MAX = 256
 #: Alignment of a tile under the 128-byte swizzle: its pattern repeats every 1024 bytes.
@@ -101,9 +99,6 @@ def _check_shape(plan: ForwardPlan) -> list[str]:
         reasons.append(f"stages {plan.stages}: at least 2, since K of a block is held until V of it has come")
     if plan.q_stages < 1:
         reasons.append(f"q_stages {plan.q_stages}: at least 1")
-    # the halves of a block keep to the swizzle: tile_n is a multiple of 16, and its pattern repeats every 8 rows
-    if plan.cluster not in CLUSTERS:
-        reasons.append(f"cluster {plan.cluster}: {' or '.join(map(str, CLUSTERS))} CTAs")
     return reasons
 
 

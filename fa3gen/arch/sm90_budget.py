@@ -15,7 +15,7 @@ TENSOR_FMAS = 2048
 SFU_RESULTS = 16
 #: Bytes that shared memory gives or takes.
 SMEM_BYTES = 128
-#: Bytes that come from L2.  A multicast is read once for its cluster.
+#: Bytes that come from L2.
 L2_BYTES = 64
 #: Warp instructions.
 ISSUE_SLOTS = 4
@@ -48,7 +48,7 @@ def budget(plan: ForwardPlan) -> Budget:
             "sfu": warpgroups * _THREADS * made["MUFU"] / SFU_RESULTS,
             "smem": (operands + loaded) / SMEM_BYTES,
             "issue": warpgroups * _WARPS * sum(made.values()) / ISSUE_SLOTS,
-            "l2": loaded / plan.cluster / L2_BYTES,
+            "l2": loaded / L2_BYTES,
         },
         instructions=made,
         flops=2.0 * m * n * (d.qk + d.v),

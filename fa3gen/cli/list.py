@@ -73,10 +73,8 @@ def _row(kernel: KernelBuild, evidence: bundle.Evidence) -> dict[str, Any]:
 
 def _summary(plan: ForwardPlan) -> str:
     """The fields of a plan that tell kernels apart, in a few words."""
-    shown = ("tile_m", "tile_n", "stages", "q_stages", "producer_regs", "consumer_regs", "cluster")
+    shown = ("tile_m", "tile_n", "stages", "q_stages", "producer_regs", "consumer_regs")
     choices = [spelled(getattr(plan, name)) for name in PLAN_FIELDS if name not in shown and name != "pin_pv_wait"]
-    if plan.clustered:
-        choices.insert(0, f"cluster {plan.cluster}")
     return f"{plan.tile_m}x{plan.tile_n} stages {plan.stages} q_stages {plan.q_stages} {' '.join(choices)}"
 
 

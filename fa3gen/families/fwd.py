@@ -53,7 +53,6 @@ _DEFAULTS: dict[HeadDim, dict[str, tuple[int | bool, str]]] = {
 }
 
 _EVERYWHERE: dict[str, tuple[int | Scheduler | Softmax, str]] = {
-    "cluster": (1, "no measurement speaks for CTAs that share K and V"),
     "scheduler": (
         Scheduler.DYNAMIC,
         "persistent CTAs overlap a tile's store with the next one's loads, and share uneven work",

@@ -24,7 +24,6 @@ NUMBERS: dict[str, tuple[int, ...]] = {
     "tile_n": (48, 64, 80, 96, 112, 128, 144, 160, 176, 192),
     "stages": (2, 3, 4, 5, 6),
     "q_stages": (1, 2),
-    "cluster": (1, 2),
 }
 #: Fields that the others determine: see :func:`registers`.
 FITTED = ("producer_regs", "consumer_regs")

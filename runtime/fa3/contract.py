@@ -20,7 +20,7 @@ from enum import Enum
 from itertools import pairwise, product
 from typing import Any, NamedTuple
 
-SCHEMA = 2
+SCHEMA = 3
 MANIFEST = "manifest.json"
 INDEX = "index.txt"
 CUBIN_DIR = "cubins"
@@ -170,7 +170,7 @@ class Param:
 DERIVED = {
     "softmax_scale_log2": "f32: softmax_scale * log2(e); the kernels work in base 2",
     "heads_per_kv": "i32: query heads that share one key/value head",
-    "m_tiles": "i32: ceil(seqlen_q / (tile_m * cluster)): the CTAs of a cluster take a tile of neighbouring rows each",
+    "m_tiles": "i32: ceil(seqlen_q / tile_m)",
     "num_tiles": "i32: m_tiles * heads_q * batch",
     "head_section": "i32: (head, batch) pairs that are worked on together so that their K and V stay in L2",
 }
@@ -183,8 +183,8 @@ WORKSPACE = {
 
 #: Grid rules, name -> meaning.  Grids are one-dimensional: y and z would stop at 65,535.
 GRID_RULES = {
-    "tile_per_cta": "num_tiles clusters",
-    "persistent": "min((SMs of the context - sm_margin) / cluster, num_tiles) clusters, but at least one",
+    "tile_per_cta": "num_tiles CTAs",
+    "persistent": "min(SMs of the context - sm_margin, num_tiles) CTAs",
 }
 
 
@@ -200,7 +200,6 @@ class Shapes:
     head_dim: int
     head_dim_v: int
     tile_m: int
-    cluster: int = 1
 
 
 def derive(name: str, shapes: Shapes, softmax_scale: float = 1.0) -> int | float:
@@ -209,7 +208,7 @@ def derive(name: str, shapes: Shapes, softmax_scale: float = 1.0) -> int | float
         return softmax_scale * LOG2_E
     if name == "heads_per_kv":
         return shapes.heads_q // shapes.heads_k
-    m_tiles = -(-shapes.seqlen_q // (shapes.tile_m * shapes.cluster))
+    m_tiles = -(-shapes.seqlen_q // shapes.tile_m)
     if name == "m_tiles":
         return m_tiles
     if name == "num_tiles":
@@ -222,12 +221,12 @@ def derive(name: str, shapes: Shapes, softmax_scale: float = 1.0) -> int | float
     raise KeyError(name)
 
 
-def grid(rule: str, num_tiles: int, num_sms: int, cluster: int = 1) -> int:
-    """CTAs of a launch: whole clusters."""
+def grid(rule: str, num_tiles: int, num_sms: int) -> int:
+    """CTAs of a launch."""
     if rule == "tile_per_cta":
-        return cluster * num_tiles
+        return num_tiles
     if rule == "persistent":
-        return cluster * min(max(num_sms // cluster, 1), num_tiles)
+        return min(num_sms, num_tiles)
     raise KeyError(rule)
 
 
@@ -239,7 +238,6 @@ class Launch:
     smem_bytes: int  # dynamic shared memory
     grid: str  # one of GRID_RULES
     tile_m: int  # query rows of a CTA
-    cluster: int = 1  # CTAs that work on a tile number together
 
 
 @dataclass(frozen=True)
@@ -380,8 +378,7 @@ def index_text(manifest: Manifest) -> str:
             f"key {' '.join(entry.key[:-1])} {words(entry.key.features)}",
             f"symbol {entry.symbol}",
             f"cubin {entry.cubin} {entry.cubin_bytes}",
-            f"launch threads {launch.threads} smem {launch.smem_bytes} grid {launch.grid} tile_m {launch.tile_m}"
-            f" cluster {launch.cluster}",
+            f"launch threads {launch.threads} smem {launch.smem_bytes} grid {launch.grid} tile_m {launch.tile_m}",
             f"tensors {words(entry.tensors)}",
             f"optional {words(entry.optional)}",
             f"scalars {words(entry.scalars)}",

@@ -143,17 +143,16 @@ int32_t common_device(const Spec& spec, const fa3_call& call) {
 }
 
 int64_t count_row_tiles(const Spec& spec, const Extents& extents) {
-  return (extents[Dim::SeqlenQ] + spec.tile_rows() - 1) / spec.tile_rows();
+  return (extents[Dim::SeqlenQ] + spec.tile_m - 1) / spec.tile_m;
 }
 
 int64_t count_tiles(const Spec& spec, const Extents& extents) {
-  const int64_t most = kMaxTiles / spec.cluster;  // so that a grid of that many clusters is none too large
-  int64_t tiles;                                  // below 2^62 before the last factor
+  int64_t tiles;  // below 2^62 before the last factor
   const bool overflow =
       __builtin_mul_overflow(count_row_tiles(spec, extents) * extents[Dim::HeadsQ], extents[Dim::Batch], &tiles);
-  if (overflow || tiles > most) {
+  if (overflow || tiles > kMaxTiles) {
     fail(FA3_BAD_VALUE, "q is too large: batch * heads * ceil(seqlen_q / %lld) must be at most %lld",
-         static_cast<long long>(spec.tile_rows()), static_cast<long long>(most));
+         static_cast<long long>(spec.tile_m), static_cast<long long>(kMaxTiles));
   }
   return tiles;
 }
@@ -328,11 +327,10 @@ void prepare(const Spec& spec, const fa3_call& call, PreparedCall& prepared) {
 }
 
 uint32_t grid_size(const Spec& spec, int64_t num_tiles, int32_t sm_margin, int32_t num_sms) {
-  if (spec.grid == Grid::TilePerCta) return static_cast<uint32_t>(num_tiles * spec.cluster);
+  if (spec.grid == Grid::TilePerCta) return static_cast<uint32_t>(num_tiles);
   if (sm_margin >= num_sms)
     fail(FA3_BAD_VALUE, "sm_margin is %d; it must be below the %d multiprocessors of the device", sm_margin, num_sms);
-  const int64_t room = std::max<int64_t>((num_sms - sm_margin) / spec.cluster, 1);
-  return static_cast<uint32_t>(std::min(room, num_tiles) * spec.cluster);
+  return static_cast<uint32_t>(std::min<int64_t>(num_sms - sm_margin, num_tiles));
 }
 
 }  // namespace fa3

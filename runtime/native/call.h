@@ -35,7 +35,7 @@ struct PreparedCall {
 // Throws FA3_BAD_VALUE or FA3_BAD_TYPE with the argument's name.
 void prepare(const Spec& spec, const fa3_call& call, PreparedCall& prepared);
 
-// CTAs of a launch with `num_tiles` tiles, whole clusters.
+// CTAs of a launch with `num_tiles` tiles.
 uint32_t grid_size(const Spec& spec, int64_t num_tiles, int32_t sm_margin, int32_t num_sms);
 
 }  // namespace fa3

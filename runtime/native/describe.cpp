@@ -67,8 +67,8 @@ std::string describe(const fa3_kernel& kernel, const fa3_call& call, int32_t num
   prepare(spec, call, prepared);
   if (prepared.num_tiles == 0) return "grid 0\n";
   std::string text;
-  append(text, "grid %u\nblock %u\nsmem %u\ncluster %u\n", grid_size(spec, prepared.num_tiles, call.sm_margin, num_sms),
-         spec.threads, spec.smem_bytes, spec.cluster);
+  append(text, "grid %u\nblock %u\nsmem %u\n", grid_size(spec, prepared.num_tiles, call.sm_margin, num_sms),
+         spec.threads, spec.smem_bytes);
   for (size_t i = 0; i < spec.params.size(); i++) {
     append(text, "param %s ", spec.params[i].name.c_str());
     append_value(text, spec.params[i], prepared.values[i], prepared);

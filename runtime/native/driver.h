@@ -48,22 +48,12 @@ struct alignas(128) TensorMap {  // 64 in CUDA 12
   uint64_t opaque[16];
 };
 
-constexpr int kLaunchClusterDimension = 4;  // a launch attribute
-
-// Of the values that an attribute may have, the one that is used.
-struct alignas(8) LaunchAttribute {
-  int id;
-  char padding[4];
-  unsigned cluster[3];
-  char unused[52];
-};
-
 struct LaunchConfig {
   unsigned grid[3];
   unsigned block[3];
   unsigned smem_bytes;
   Stream stream;
-  LaunchAttribute* attributes;
+  void* attributes;
   unsigned num_attributes;
 };
 

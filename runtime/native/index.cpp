@@ -15,7 +15,7 @@ namespace {
 
 using Words = std::vector<std::string>;
 
-constexpr int64_t kSchema = 2;
+constexpr int64_t kSchema = 3;
 
 template <typename Value>
 struct Named {
@@ -147,7 +147,7 @@ class Parser {
     const Words cubin = expect("cubin", 2);
     spec.cubin_path = cubin[1];
     spec.cubin_bytes = static_cast<uint64_t>(number(cubin[2], 1, INT64_MAX));
-    launch(spec, expect("launch", 10));
+    launch(spec, expect("launch", 8));
     const Words names = split_list(expect("tensors", 1)[1]);
     const Words optional = split_list(expect("optional", 1)[1]);
     spec.scalars = split_list(expect("scalars", 1)[1]);
@@ -167,9 +167,9 @@ class Parser {
     spec.head_dim_v = number(dims.back(), 1, 1 << 16);
   }
 
-  // launch threads N smem N grid RULE tile_m N cluster N
+  // launch threads N smem N grid RULE tile_m N
   void launch(Spec& spec, const Words& words) const {
-    constexpr const char* kNames[] = {"threads", "smem", "grid", "tile_m", "cluster"};
+    constexpr const char* kNames[] = {"threads", "smem", "grid", "tile_m"};
     for (size_t i = 0; i < std::size(kNames); i++) {
       if (words[1 + 2 * i] != kNames[i]) bad("found '" + words[1 + 2 * i] + "' instead of '" + kNames[i] + "'");
     }
@@ -177,9 +177,6 @@ class Parser {
     spec.smem_bytes = static_cast<unsigned>(number(words[4], 0, 1 << 20));
     spec.grid = look_up(kGrids, words[6], "grid rule");
     spec.tile_m = number(words[8], 1, 1 << 16);
-    const int64_t cluster = number(words[10]);
-    if (cluster != 1 && cluster != 2) unknown("cluster size", words[10]);
-    spec.cluster = static_cast<unsigned>(cluster);
   }
 
   Tensor tensor(const std::string& name, bool optional) const {

@@ -78,10 +78,7 @@ void launch(const fa3_kernel& kernel, const fa3_call& call) {
       value.pointer = tile_counter(driver, device, stream);
     }
   }
-  cuda::LaunchAttribute cluster{cuda::kLaunchClusterDimension, {}, {spec.cluster, 1, 1}, {}};
-  const unsigned num_attributes = spec.cluster > 1 ? 1 : 0;
-  const cuda::LaunchConfig config{{grid, 1, 1}, {spec.threads, 1, 1}, spec.smem_bytes, stream,
-                                  &cluster,     num_attributes};
+  const cuda::LaunchConfig config{{grid, 1, 1}, {spec.threads, 1, 1}, spec.smem_bytes, stream, nullptr, 0};
   cuda::check(driver, driver.cuLaunchKernelEx(&config, function, params, nullptr), "cuLaunchKernelEx");
 }
 

@@ -67,13 +67,10 @@ struct Spec {
   unsigned threads = 0;
   unsigned smem_bytes = 0;  // dynamic shared memory
   int64_t tile_m = 0;       // query rows of a CTA
-  unsigned cluster = 1;     // CTAs that work on a tile number together
   Grid grid = Grid::TilePerCta;
   std::vector<Tensor> tensors;
   std::vector<std::string> scalars;
   std::vector<Param> params;  // in the order of the kernel's signature
-
-  int64_t tile_rows() const { return tile_m * cluster; }  // query rows of a tile number
 };
 
 const char* dtype_name(int dtype);

@@ -130,7 +130,6 @@ SAME_VALUE(kSwizzle64B, CU_TENSOR_MAP_SWIZZLE_64B);
 SAME_VALUE(kSwizzle128B, CU_TENSOR_MAP_SWIZZLE_128B);
 SAME_VALUE(kL2Promotion128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B);
 SAME_VALUE(kOobFillZero, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-SAME_VALUE(kLaunchClusterDimension, CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION);
 
 static_assert(sizeof(TensorMap) == sizeof(CUtensorMap) && alignof(TensorMap) >= alignof(CUtensorMap));
 
@@ -145,16 +144,6 @@ SAME_MEMBER(smem_bytes, sharedMemBytes);
 SAME_MEMBER(stream, hStream);
 SAME_MEMBER(attributes, attrs);
 SAME_MEMBER(num_attributes, numAttrs);
-using ours::LaunchAttribute;
-static_assert(sizeof(LaunchAttribute) == sizeof(CUlaunchAttribute) &&
-              alignof(LaunchAttribute) == alignof(CUlaunchAttribute));
-static_assert(std::is_same_v<decltype(CUlaunchConfig::attrs), CUlaunchAttribute*>);
-static_assert(offsetof(LaunchAttribute, id) == offsetof(CUlaunchAttribute, id) &&
-              sizeof(LaunchAttribute::id) == sizeof(CUlaunchAttribute::id));
-static_assert(offsetof(LaunchAttribute, cluster[0]) == offsetof(CUlaunchAttribute, value.clusterDim.x) &&
-              offsetof(LaunchAttribute, cluster[1]) == offsetof(CUlaunchAttribute, value.clusterDim.y) &&
-              offsetof(LaunchAttribute, cluster[2]) == offsetof(CUlaunchAttribute, value.clusterDim.z) &&
-              sizeof(LaunchAttribute::cluster) == sizeof(CUlaunchAttributeValue::clusterDim));
 static_assert(offsetof(CUlaunchConfig, gridDimZ) == 8 && offsetof(CUlaunchConfig, blockDimZ) == 20);
 }  // namespace
 

@@ -35,14 +35,8 @@ typedef struct {
   uint64_t opaque[16];
 } TensorMap;
 typedef struct {
-  int id, padding;
-  unsigned cluster[3];
-  char unused[52];
-} LaunchAttribute;
-typedef struct {
   unsigned grid[3], block[3], smem;
-  void* stream;
-  LaunchAttribute* attributes;
+  void *stream, *attributes;
   unsigned num_attributes;
 } LaunchConfig;
 
@@ -308,16 +302,12 @@ int cuLaunchKernelEx(const LaunchConfig* config, void* kernel, void** params, vo
     if (param_kinds[i] == 'L') length += snprintf(text + length, 32, " %lld", *(const long long*)p);
     if (param_kinds[i] == 'F') length += snprintf(text + length, 32, " %.9g", *(const float*)p);
   }
-  const LaunchAttribute* attribute = config->num_attributes ? config->attributes : NULL;
-  const unsigned cluster = attribute && attribute->id == 4 ? attribute->cluster[0] : 1;
-  note("cuLaunchKernelEx device %d stream %p grid %u block %u smem %u cluster %u params%s", device, config->stream,
-       config->grid[0], config->block[0], config->smem, cluster, text);
+  note("cuLaunchKernelEx device %d stream %p grid %u block %u smem %u params%s", device, config->stream,
+       config->grid[0], config->block[0], config->smem, text);
   if (depth == 0) return INVALID_CONTEXT;
   if ((intptr_t)kernel >> 8 != 0x10) return INVALID_HANDLE;
   if (capturing && !kernel_loaded[number][device]) return CAPTURE_UNSUPPORTED;
-  if (config->grid[0] == 0 || config->grid[1] != 1 || config->grid[2] != 1 || extra) return INVALID_VALUE;
-  if (attribute && (config->num_attributes != 1 || attribute->id != 4 || cluster == 0 || config->grid[0] % cluster ||
-                    attribute->cluster[1] != 1 || attribute->cluster[2] != 1))
+  if (config->grid[0] == 0 || config->grid[1] != 1 || config->grid[2] != 1 || config->num_attributes || extra)
     return INVALID_VALUE;
   if (config->block[1] != 1 || config->block[2] != 1) return INVALID_VALUE;
   if ((int)config->smem > kernel_smem[number][device]) return INVALID_VALUE;

@@ -23,8 +23,6 @@ from tests.native.support import (
     CAUSAL,
     FULL,
     LARGE,
-    PAIRS,
-    STATIC_PAIRS,
     LaunchError,
     Library,
     call,
@@ -81,13 +79,6 @@ def load_only(s: Session) -> object:
 def static_kernel(s: Session) -> object:
     s.set(param_kinds=param_letters(abi.signature(FULL).params))
     s.launch(FULL, stream=0x10)
-    return None
-
-
-def clusters(s: Session) -> object:
-    for plan in (PAIRS, STATIC_PAIRS):
-        s.set(param_kinds=param_letters(abi.signature(plan).params))
-        s.launch(plan, stream=0x10)
     return None
 
 
@@ -294,7 +285,6 @@ SCENARIOS: dict[str, Callable[[Session], object]] = {
         launch_twice,
         load_only,
         static_kernel,
-        clusters,
         context_is_restored,
         two_devices,
         warm,

@@ -83,10 +83,7 @@ def plan(name: str, **changes: Any) -> ForwardPlan:
 CAUSAL = plan("fwd_bf16_d128_causal_sm90a", scheduler=Scheduler.DYNAMIC)
 FULL = plan("fwd_fp16_d64_full_sm90a", scheduler=Scheduler.STATIC)
 LARGE = plan("fwd_bf16_d256_causal_sm90a")
-#: In clusters.
-PAIRS = resolve(parse_name("fwd_fp16_d128_full_sm90a"), {"cluster": 2})
-STATIC_PAIRS = resolve(parse_name("fwd_fp16_d64_causal_sm90a"), {"cluster": 2, "scheduler": "static"})
-PLANS = (CAUSAL, FULL, LARGE, PAIRS, STATIC_PAIRS)
+PLANS = (CAUSAL, FULL, LARGE)
 
 
 def entry(plan: ForwardPlan) -> KernelEntry:
