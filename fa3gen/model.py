@@ -175,6 +175,7 @@ class ForwardPlan:
     scheduler: Scheduler
     softmax: Softmax
     pin_pv_wait: bool  # keep the exponentials above the wait for PV (ptxas hoists that wait over arithmetic)
+    overlap_tiles: bool  # QK and softmax of the next tile's first block run under a tile's last PV
     reasons: tuple[str, ...] = ()
     when: Bounds | None = None  # the calls it is meant for; None: all that no other plan of the variant is meant for
     priority: int = 0  # a call takes the plan of lowest priority whose `when` fits it
@@ -199,11 +200,11 @@ class ForwardPlan:
         return self.scheduler is Scheduler.DYNAMIC
 
     @property
-    @property
     def one_q(self) -> bool:
         """Whether a tile's Q must be handed back as early as possible, for want of a second Q tile."""
         return self.q_stages == 1
 
+    @property
     def lazy(self) -> bool:
         return self.softmax is Softmax.LAZY
 
@@ -247,6 +248,7 @@ SPELLINGS: dict[str, str | tuple[str, str]] = {
     "scheduler": "_",
     "softmax": "_",
     "pin_pv_wait": ("_pin", "_nopin"),
+    "overlap_tiles": ("_overlap", "_nooverlap"),
 }
 
 #: Between the variant's name and the fields.

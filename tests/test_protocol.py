@@ -7,6 +7,7 @@ here: the one that hands stages back, and another.  Loads arrive later and in an
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -411,6 +412,6 @@ def test_every_tile_is_stored_and_nothing_hangs(problem: Problem, seed: int) -> 
 def test_a_block_handed_back_too_late_would_hang() -> None:
     """The simulation sees what the condition on ``STAGES`` is for."""
     problem = Problem(True, 640, 640, 3, 64, 4, 2, 2, True, 1)
+    worlds = [World(problem, seed, guarded=False) for seed in range(12)]
     with pytest.raises(AssertionError, match="deadlock"):
-        for seed in range(12):
-            World(problem, seed, guarded=False).run()
+        deque((world.run() for world in worlds), maxlen=0)

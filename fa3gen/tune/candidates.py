@@ -30,7 +30,7 @@ FITTED = ("producer_regs", "consumer_regs")
 #: Fields of which one value is tried first, and others only after every combination of the rest: the most that fits,
 #: or what the variant's plan has now.
 MOST = ("stages", "q_stages")
-CURRENT = ("scheduler", "pin_pv_wait")
+CURRENT = ("scheduler", "pin_pv_wait", "overlap_tiles")
 
 PRODUCER_REGS = (24, 32, 40)
 

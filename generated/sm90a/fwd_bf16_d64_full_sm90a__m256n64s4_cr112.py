@@ -2,8 +2,8 @@
 #
 #   q_stages 2: as in the default
 #   producer_regs 32: as in the default
-#   cluster 1: no measurement speaks for CTAs that share K and V
-#   scheduler dynamic: persistent CTAs overlap a tile's store with the next one's loads, and share uneven work
+#   overlap_tiles false: no faster: the card is at its power limit, and less waiting is a lower clock
+#   scheduler dynamic: persistent CTAs load a tile while they work on the one before, and share uneven work
 #   tile_m 256: 16k tokens, against 192x128 at seqlen 512 1.09, 1k 1.05, 2k 1.02, 4k 0.99, 16k 0.92 (H200) (2026-12-03)
 #   tile_n 64: 16k tokens, against 192x128 at seqlen 512 1.09, 1k 1.05, 2k 1.02, 4k 0.99, 16k 0.92 (H200) (2026-12-03)
 #   stages 4: 16k tokens, against 192x128 at seqlen 512 1.09, 1k 1.05, 2k 1.02, 4k 0.99, 16k 0.92 (H200) (2026-12-03)
@@ -18,8 +18,6 @@
 A CTA has a warp that loads with TMA, and consumer warpgroups of 64 query rows each.  Consumers walk the keys in blocks
 from right to left, so that the blocks that need a mask come first.  QK of a block and PV of the block before it are
 issued together; the block's softmax runs under that PV, which takes P from registers (FlashAttention-3, algorithm 2).
-So it goes on from tile to tile: QK of a tile's first block is issued with the last PV of the tile before.
-
     Q    Q_STAGES tiles
     K, V STAGES blocks each; K runs a block ahead of V
 """
@@ -114,7 +112,6 @@ class Warpgroup:
     out: cute.Tensor
     coords: cute.Tensor
     rows: softmax.Rows
-    next_rows: softmax.Rows  # of the tile that follows
     softmax_scale_log2: Float32
 
 
@@ -266,7 +263,11 @@ def load(
     tma_k: cute.CopyAtom,
     tma_v: cute.CopyAtom,
 ):
-    """Says which tile comes next, and loads its Q, K and V."""
+    """Says which tile comes next, and loads its Q, K and V.
+
+    K of a tile's first block comes before V of the last block of the tile before, where there is no room for V yet:
+    consumers need them together.
+    """
     q_coords = tiles.coordinates(HEAD_DIM, problem.seqlen_q, problem.heads_q)
     k_coords = tiles.coordinates(HEAD_DIM, problem.seqlen_k, problem.heads_q)
     v_coords = tiles.coordinates_transposed(HEAD_DIM, problem.seqlen_k, problem.heads_q)
@@ -275,21 +276,24 @@ def load(
     v_state = ring.producer_state(shared.v_ring)
     tile, count = cute.arch.block_idx()[0], Int32(0)
     drawn, pauses = tile, Int32(0)
+    v_left, v_head, v_batch = Int32(0), Int32(0), Int32(0)  # the last V of the tile before: whether, and of what
     while tile != END:
         m_block, head, batch = locate(problem, tile)
         messages.send(shared.next_tile, count, tile, m_block, head, batch)
+        kv_head = index.quotient(head, problem.heads_per_kv)
+        n_blocks = count_blocks(problem, m_block * TILE_M, TILE_M) if tile >= 0 else Int32(0)
+        k_tiles = cute.local_tile(k_coords[None, None, kv_head, batch], (TILE_N, HEAD_DIM), (None, 0))
+        v_tiles = cute.local_tile(v_coords[None, None, kv_head, batch], (HEAD_DIM, TILE_N), (0, None))
+        k_smem, k_global = tiles.partition(tma_k, shared.k, k_tiles)
+        v_smem, v_global = tiles.partition(tma_v, shared.v, v_tiles)
+        if n_blocks > 0:
+            ring.load(shared.k_ring, k_state, tma_k, k_global[None, n_blocks - 1], k_smem)
+            k_state.advance()
+        if v_left > 0:
+            v_state = load_leftmost_v(shared, tma_v, v_coords[None, None, v_head, v_batch], v_state)
         if tile >= 0:
-            n_blocks = count_blocks(problem, m_block * TILE_M, TILE_M)
-            kv_head = index.quotient(head, problem.heads_per_kv)
             q_tiles = cute.local_tile(q_coords[None, None, head, batch], (tiles.WARPGROUP_ROWS, HEAD_DIM), (None, 0))
-            k_tiles = cute.local_tile(k_coords[None, None, kv_head, batch], (TILE_N, HEAD_DIM), (None, 0))
-            v_tiles = cute.local_tile(v_coords[None, None, kv_head, batch], (HEAD_DIM, TILE_N), (0, None))
             q_smem, q_global = tiles.partition(tma_q, shared.q, q_tiles)
-            k_smem, k_global = tiles.partition(tma_k, shared.k, k_tiles)
-            v_smem, v_global = tiles.partition(tma_v, shared.v, v_tiles)
-            if n_blocks > 0:
-                ring.load(shared.k_ring, k_state, tma_k, k_global[None, n_blocks - 1], k_smem)
-                k_state.advance()
             ring.wait_empty(shared.q_ring, q_state)
             if n_blocks > 0:
                 ring.expect(shared.q_ring, q_state)
@@ -303,20 +307,30 @@ def load(
             else:
                 ring.skip(shared.q_ring, q_state)
             q_state.advance()
-            for i in cutlass.range(1, n_blocks, unroll=1):
-                ring.load(shared.k_ring, k_state, tma_k, k_global[None, n_blocks - 1 - i], k_smem)
-                k_state.advance()
-                ring.load(shared.v_ring, v_state, tma_v, v_global[None, n_blocks - i], v_smem)
-                v_state.advance()
-            if n_blocks > 0:
-                ring.load(shared.v_ring, v_state, tma_v, v_global[None, 0], v_smem)
-                v_state.advance()
+        for i in cutlass.range(1, n_blocks, unroll=1):
+            ring.load(shared.k_ring, k_state, tma_k, k_global[None, n_blocks - 1 - i], k_smem)
+            k_state.advance()
+            ring.load(shared.v_ring, v_state, tma_v, v_global[None, n_blocks - i], v_smem)
+            v_state.advance()
+        v_left, v_head, v_batch = n_blocks, kv_head, batch
+        if n_blocks > 0:
+            if ring.is_empty(shared.v_ring, v_state):  # consumers are not far behind, and may wait for it
+                v_state = load_leftmost_v(shared, tma_v, v_coords[None, None, v_head, v_batch], v_state)
+                v_left = Int32(0)
         count += 1
         messages.acquire(shared.next_tile, count)
         # not earlier: the tile that a CTA takes while it has another to do may be one that a free CTA waits for
         failed = again.take(shared.failed, messages.slot(count))
         tile, drawn, pauses = choose(scheduler, failed, drawn, pauses)
     messages.send(shared.next_tile, count, END, 0, 0, 0)
+@cute.jit
+def load_leftmost_v(shared: Shared, tma_v: cute.CopyAtom, coords: cute.Tensor, v_state: PipelineState):
+    """V of a tile's last block."""
+    v_state = v_state.clone()
+    v_smem, v_global = tiles.partition(tma_v, shared.v, cute.local_tile(coords, (HEAD_DIM, TILE_N), (0, None)))
+    ring.load(shared.v_ring, v_state, tma_v, v_global[None, 0], v_smem)
+    v_state.advance()
+    return v_state
 
 
 @cute.jit
@@ -348,32 +362,18 @@ def consume(problem: Problem, shared: Shared, to: Output, thread: Int32, softmax
     q_state = ring.consumer_state(shared.q_ring)
     k_state = ring.consumer_state(shared.k_ring)
     v_state = ring.consumer_state(shared.v_ring)
-    count, begun = Int32(0), Int32(0)
+    count = Int32(0)
     tile, m_block, head, batch = messages.receive(shared.next_tile, count)
-    wg.out.fill(0.0)
     while tile >= 0:
         rows = rows_of(problem, tile, m_block, number, q_state.index)
-        if begun == 0:
-            k_state, v_state = hand_back(shared, wg, rows.others, k_state, v_state)
-            ring.wait_full(shared.q_ring, q_state)
-            softmax.reset(wg.rows)
-            if rows.n_blocks > 0:
-                k_state = begin(problem, shared, wg, rows, k_state)
+        wg.out.fill(0.0)
+        k_state, v_state = begin(problem, shared, wg, rows, q_state, k_state, v_state)
         if rows.n_blocks > 1:
             k_state, v_state = attend(problem, shared, wg, rows, q_state, k_state, v_state)
         ring.release(shared.q_ring, q_state, wg.thread)
         q_state.advance()
-
-        next_tile, next_m_block, next_head, next_batch = messages.receive(shared.next_tile, count + 1)
-        begun = Int32(0)
         if rows.n_blocks > 0:
-            following = rows_of(problem, next_tile, next_m_block, number, q_state.index)
-            # a block that only others see is handed back with its V, whose stage this last V must not hold
-            if next_tile >= 0 and following.n_blocks > 0 and following.others < STAGES:
-                begun = Int32(1)
-                k_state, v_state = change_over(problem, shared, wg, following, q_state, k_state, v_state)
-            else:
-                v_state = end(shared, wg, v_state)
+            v_state = end(shared, wg, v_state)
         if softmax.failed(wg.out, wg.rows):
             if rows.again == 0:
                 again.mark(shared.failed, messages.slot(count), tile)
@@ -381,15 +381,11 @@ def consume(problem: Problem, shared: Shared, to: Output, thread: Int32, softmax
         store(problem, wg, to, rows.row, head, batch, row_lse)
         messages.done(shared.next_tile, count)
         count += 1
-        while next_tile == PAUSE:
+        tile, m_block, head, batch = messages.receive(shared.next_tile, count)
+        while tile == PAUSE:
             messages.done(shared.next_tile, count)
             count += 1
-            next_tile, next_m_block, next_head, next_batch = messages.receive(shared.next_tile, count)
-        tile, m_block, head, batch = next_tile, next_m_block, next_head, next_batch
-        wg.out.fill(0.0)
-        softmax.take_over(wg.rows, wg.next_rows)
-
-
+            tile, m_block, head, batch = messages.receive(shared.next_tile, count)
 @cute.jit
 def make_warpgroup(shared: Shared, number: Int32, thread: Int32, softmax_scale_log2: Float32):
     """The fragments of a consumer thread."""
@@ -409,7 +405,6 @@ def make_warpgroup(shared: Shared, number: Int32, thread: Int32, softmax_scale_l
         out=cute.make_rmem_tensor(pv.partition_shape_C((tiles.WARPGROUP_ROWS, HEAD_DIM)), Float32),
         coords=qk.get_slice(thread).partition_C(cute.make_identity_tensor((tiles.WARPGROUP_ROWS, TILE_N))),
         rows=softmax.make_rows(allowed),
-        next_rows=softmax.make_rows(allowed),
         softmax_scale_log2=softmax_scale_log2,
     )
 
@@ -431,19 +426,32 @@ def hand_back(shared: Shared, wg: Warpgroup, n_blocks: Int32, k_state: PipelineS
 
 
 @cute.jit
-def begin(problem: Problem, shared: Shared, wg: Warpgroup, rows: Tile, k_state: PipelineState):
+def begin(
+    problem: Problem,
+    shared: Shared,
+    wg: Warpgroup,
+    rows: Tile,
+    q_state: PipelineState,
+    k_state: PipelineState,
+    v_state: PipelineState,
+):
     """P of a tile's first block, with nothing to run beside it."""
-    k_state = k_state.clone()
-    scores = cute.make_rmem_tensor(wg.qk.partition_shape_C((tiles.WARPGROUP_ROWS, TILE_N)), Float32)
-    ring.wait_full(shared.k_ring, k_state)
-    issue_qk(wg, scores, rows, k_state)
-    warpgroup.wait_group(0)
-    ring.release(shared.k_ring, k_state, wg.thread)
-    k_state.advance()
-    apply_mask(problem, wg, scores, rows, rows.n_blocks - 1)
-    softmax.first_block(scores, wg.rows, wg.softmax_scale_log2)
-    wgmma.convert(scores, wg.p)
-    return k_state
+    k_state, v_state = hand_back(shared, wg, rows.others, k_state, v_state)
+    ring.wait_full(shared.q_ring, q_state)
+    softmax.reset(wg.rows)
+    if rows.n_blocks > 0:
+        scores = cute.make_rmem_tensor(wg.qk.partition_shape_C((tiles.WARPGROUP_ROWS, TILE_N)), Float32)
+        ring.wait_full(shared.k_ring, k_state)
+        issue_qk(wg, scores, rows, k_state)
+        warpgroup.wait_group(0)
+        ring.release(shared.k_ring, k_state, wg.thread)
+        k_state.advance()
+        apply_mask(problem, wg, scores, rows, rows.n_blocks - 1)
+        softmax.first_block(scores, wg.rows, wg.softmax_scale_log2)
+        wgmma.convert(scores, wg.p)
+    else:  # no multiply brings the warps together; one that is late would miss Q's phase
+        cute.arch.barrier(barrier_id=WARPGROUP_BARRIER + wg.number, number_of_threads=128)
+    return k_state, v_state
 
 
 @cute.jit
@@ -456,38 +464,6 @@ def end(shared: Shared, wg: Warpgroup, v_state: PipelineState):
     ring.release(shared.v_ring, v_state, wg.thread)
     v_state.advance()
     return v_state
-
-
-@cute.jit
-def change_over(
-    problem: Problem,
-    shared: Shared,
-    wg: Warpgroup,
-    following: Tile,
-    q_state: PipelineState,
-    k_state: PipelineState,
-    v_state: PipelineState,
-):
-    """The last PV of a tile, and P of the first block of the ``following`` one, whose QK and softmax run beside it."""
-    last_v, v_state = v_state.clone(), v_state.clone()
-    v_state.advance()
-    k_state, v_state = hand_back(shared, wg, following.others, k_state, v_state)
-    scores = cute.make_rmem_tensor(wg.qk.partition_shape_C((tiles.WARPGROUP_ROWS, TILE_N)), Float32)
-    ring.wait_full(shared.q_ring, q_state)
-    ring.wait_full(shared.k_ring, k_state)
-    issue_qk(wg, scores, following, k_state)
-    ring.wait_full(shared.v_ring, last_v)
-    issue_pv(wg, last_v)
-    warpgroup.wait_group(1)
-    ring.release(shared.k_ring, k_state, wg.thread)
-    k_state.advance()
-    apply_mask(problem, wg, scores, following, following.n_blocks - 1)
-    softmax.reset(wg.next_rows)
-    softmax.first_block(scores, wg.next_rows, wg.softmax_scale_log2)
-    warpgroup.wait_group(0)
-    ring.release(shared.v_ring, last_v, wg.thread)
-    wgmma.convert(scores, wg.p)
-    return k_state, v_state
 
 
 @cute.jit
