@@ -326,7 +326,7 @@ BAD_RULES: dict[str, tuple[str, list[Problem]]] = {
                 3,
                 5,
                 f"{D128.replace('causal', 'full')}: tile_n 128, stages 3, q_stages 2: "
-                "262336 bytes of shared memory, and a CTA has 232448",
+                "262400 bytes of shared memory, and a CTA has 232448",
             )
         ],
     ),

@@ -89,7 +89,7 @@ def test_figures_in_the_default_reasons() -> None:
         (
             D256,
             {"tile_n": 96},
-            "tile_n 96, stages 2, q_stages 1: 262288 bytes of shared memory, and a CTA has 232448",
+            "tile_n 96, stages 2, q_stages 1: 262352 bytes of shared memory, and a CTA has 232448",
         ),
     ],
 )

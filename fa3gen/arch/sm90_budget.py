@@ -29,8 +29,8 @@ _WGMMA_K = 16
 
 #: Instructions around the multiplies and the softmax, as ptxas makes them: the loop and its barriers, and descriptors
 #: for each WGMMA of QK (whose A and B move along head_dim) and of PV.
-_LOOP = 44
-_DESCRIPTORS_QK = 7
+_LOOP = 42
+_DESCRIPTORS_QK = 5
 _DESCRIPTORS_PV = 2
 
 

@@ -322,7 +322,10 @@ def load(
         # not earlier: the tile that a CTA takes while it has another to do may be one that a free CTA waits for
         failed = again.take(shared.failed, messages.slot(count))
         tile, drawn, pauses = choose(scheduler, failed, drawn, pauses)
+    # the last V came with the first pause
     messages.send(shared.next_tile, count, END, 0, 0, 0)
+
+
 @cute.jit
 def load_leftmost_v(shared: Shared, tma_v: cute.CopyAtom, coords: cute.Tensor, v_state: PipelineState):
     """V of a tile's last block."""
@@ -364,9 +367,9 @@ def consume(problem: Problem, shared: Shared, to: Output, thread: Int32, softmax
     v_state = ring.consumer_state(shared.v_ring)
     count = Int32(0)
     tile, m_block, head, batch = messages.receive(shared.next_tile, count)
+    wg.out.fill(0.0)
     while tile >= 0:
         rows = rows_of(problem, tile, m_block, number, q_state.index)
-        wg.out.fill(0.0)
         k_state, v_state = begin(problem, shared, wg, rows, q_state, k_state, v_state)
         if rows.n_blocks > 1:
             k_state, v_state = attend(problem, shared, wg, rows, q_state, k_state, v_state)
@@ -386,6 +389,9 @@ def consume(problem: Problem, shared: Shared, to: Output, thread: Int32, softmax
             messages.done(shared.next_tile, count)
             count += 1
             tile, m_block, head, batch = messages.receive(shared.next_tile, count)
+        wg.out.fill(0.0)
+
+
 @cute.jit
 def make_warpgroup(shared: Shared, number: Int32, thread: Int32, softmax_scale_log2: Float32):
     """The fragments of a consumer thread."""

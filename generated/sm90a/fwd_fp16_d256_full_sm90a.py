@@ -323,7 +323,10 @@ def load(
         # not earlier: the tile that a CTA takes while it has another to do may be one that a free CTA waits for
         failed = again.take(shared.failed, messages.slot(count))
         tile, drawn, pauses = choose(scheduler, failed, drawn, pauses)
+    # the last V came with the first pause
     messages.send(shared.next_tile, count, END, 0, 0, 0)
+
+
 @cute.jit
 def load_leftmost_v(shared: Shared, tma_v: cute.CopyAtom, coords: cute.Tensor, v_state: PipelineState):
     """V of a tile's last block."""
@@ -366,9 +369,9 @@ def consume(problem: Problem, shared: Shared, to: Output, thread: Int32, softmax
     count = Int32(0)
     begun = Int32(0)  # whether the tile's first block is in P
     tile, m_block, head, batch = messages.receive(shared.next_tile, count)
+    wg.out.fill(0.0)
     while tile >= 0:
         rows = rows_of(problem, tile, m_block, number, q_state.index)
-        wg.out.fill(0.0)
         if begun == 0:
             k_state, v_state = begin(problem, shared, wg, rows, q_state, k_state, v_state)
         if rows.n_blocks > 1:
@@ -392,6 +395,9 @@ def consume(problem: Problem, shared: Shared, to: Output, thread: Int32, softmax
             messages.done(shared.next_tile, count)
             count += 1
             tile, m_block, head, batch = messages.receive(shared.next_tile, count)
+        wg.out.fill(0.0)
+
+
 @cute.jit
 def make_warpgroup(shared: Shared, number: Int32, thread: Int32, softmax_scale_log2: Float32):
     """The fragments of a consumer thread."""
@@ -489,8 +495,8 @@ def go_on(
     if wgmma.all_agree(ring.is_full(shared.q_ring, q_state), WARPGROUP_BARRIER + wg.number):
         tile, m_block, _, _ = messages.receive(shared.next_tile, count)
         following = rows_of(problem, tile, m_block, wg.number, q_state.index)
-        # No tile: a pause, and Q is of a tile after it.  And a block that only others see is handed back with its V, whose
-        # stage this last V must not hold.
+        # no tile: a pause, and Q is of a tile after it; too many others: a block that only they see is handed back with its
+        # V, whose stage this last V must not hold
         if tile >= 0 and following.n_blocks > 0 and following.others < STAGES:
             begun = Int32(1)
             k_state, v_state = change_over(problem, shared, wg, following, q_state, k_state, v_state)
