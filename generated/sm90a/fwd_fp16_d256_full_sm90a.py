@@ -495,8 +495,8 @@ def go_on(
     if wgmma.all_agree(ring.is_full(shared.q_ring, q_state), WARPGROUP_BARRIER + wg.number):
         tile, m_block, _, _ = messages.receive(shared.next_tile, count)
         following = rows_of(problem, tile, m_block, wg.number, q_state.index)
-        # no tile: a pause, and Q is of a tile after it; too many others: a block that only they see is handed back with its
-        # V, whose stage this last V must not hold
+        # without a tile it is a pause, and Q is of a tile after it; and blocks that only others see are handed back
+        # with their V, whose stage this last V must not hold
         if tile >= 0 and following.n_blocks > 0 and following.others < STAGES:
             begun = Int32(1)
             k_state, v_state = change_over(problem, shared, wg, following, q_state, k_state, v_state)
