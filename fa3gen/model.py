@@ -205,6 +205,11 @@ class ForwardPlan:
         return self.q_stages == 1
 
     @property
+    def narrow(self) -> bool:
+        """Whether warpgroups see only some keys of a tile's first block often enough for multiplies of their own."""
+        return self.variant.causal and self.tile_n > 64
+
+    @property
     def lazy(self) -> bool:
         return self.softmax is Softmax.LAZY
 

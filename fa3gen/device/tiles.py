@@ -35,14 +35,19 @@ def layouts(element, tile_n: int, head_dim: int, q_boxes: int, stages: int) -> L
     )
 
 
-def multiplies(element, tile_n: int, head_dim: int) -> tuple[cute.TiledMma, cute.TiledMma]:
-    """S = Q K^T (both from shared memory) and O = P V (P from registers, V as it lies: head_dim contiguous)."""
-    k_major, mn_major = OperandMajorMode.K, OperandMajorMode.MN
-    make, one = sm90.make_trivial_tiled_mma, (1, 1, 1)
-    qk = make(element, element, k_major, k_major, Float32, one, (WARPGROUP_ROWS, tile_n))
-    registers = warpgroup.OperandSource.RMEM
-    pv = make(element, element, k_major, mn_major, Float32, one, (WARPGROUP_ROWS, head_dim), a_source=registers)
-    return qk, pv
+def multiply_qk(element, keys: int) -> cute.TiledMma:
+    """S (64, keys) = Q K^T, both from shared memory."""
+    k_major, one = OperandMajorMode.K, (1, 1, 1)
+    return sm90.make_trivial_tiled_mma(element, element, k_major, k_major, Float32, one, (WARPGROUP_ROWS, keys))
+
+
+def multiply_pv(element, head_dim: int) -> cute.TiledMma:
+    """O (64, head_dim) = P V: P from registers, V as it lies (head_dim contiguous)."""
+    k_major, mn_major, one = OperandMajorMode.K, OperandMajorMode.MN, (1, 1, 1)
+    shape, registers = (WARPGROUP_ROWS, head_dim), warpgroup.OperandSource.RMEM
+    return sm90.make_trivial_tiled_mma(
+        element, element, k_major, mn_major, Float32, one, shape, a_source=registers
+    )
 
 
 def tensor_maps(q, k, v, boxes: Layouts) -> tuple[cute.CopyAtom, ...]:
