@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Int32, Int64
+from cutlass._mlir.dialects import llvm
+from cutlass.cutlass_dsl import T, dsl_user_op
 
 from fa3gen.device import index
 
@@ -19,15 +21,39 @@ class Dynamic:
 
 
 @cute.jit
-def draw(scheduler: Dynamic, tile: Int32):
-    """The tile after ``tile``, -1 where none is left; the load warp calls it, after -1 no more.
+def ask(scheduler: Dynamic, tile: Int32):
+    """Draws the tile after ``tile``; the load warp calls it, and no more once the :func:`answer` was -1.
 
-    The grid draws ``num_tiles`` times in all, once for each tile that was no CTA's first and once more for each CTA, so
-    the draw that yields ``num_tiles - 1`` is the last, and sets the counter back to 0 for the next launch.
+    The reply is on its way when this returns.  The grid draws ``num_tiles`` times in all, once for each tile that was no
+    CTA's first and once more for each CTA, so the counter ends at 0, ready for the next launch.
     """
-    drawn = Int32(0)
+    reply = Int32(0)
     if cute.arch.lane_idx() == 0:
-        drawn = cute.arch.atomic_add(scheduler.tile_counter, Int32(1), sem="relaxed", scope="gpu")
-        if drawn == scheduler.num_tiles - 1:
-            cute.arch.store(scheduler.tile_counter, Int32(0), sem="relaxed", scope="gpu")
-    return index.later_tile(cute.arch.shuffle_sync(drawn, 0), cute.arch.grid_dim()[0], scheduler.num_tiles)
+        reply = _increment(scheduler.tile_counter.toint(), scheduler.num_tiles - 1)
+    return reply
+
+
+@cute.jit
+def answer(scheduler: Dynamic, reply: Int32):
+    """The tile of a reply, -1 where none is left."""
+    return index.later_tile(cute.arch.shuffle_sync(reply, 0), cute.arch.grid_dim()[0], scheduler.num_tiles)
+
+
+@dsl_user_op
+def _increment(address: Int64, last: Int32, *, loc=None, ip=None) -> Int32:
+    """What a counter in global memory held; then it holds one more, 0 after ``last``.
+
+    ptxas makes an atomic addition one of the whole warp, whose result is exchanged, hence waited for, at once.
+    """
+    held = llvm.inline_asm(
+        T.i32(),
+        [Int64(address).ir_value(loc=loc, ip=ip), Int32(last).ir_value(loc=loc, ip=ip)],
+        "atom.relaxed.gpu.global.inc.u32 $0, [$1], $2;",
+        "=r,l,r",
+        has_side_effects=True,
+        is_align_stack=False,
+        asm_dialect=llvm.AsmDialect.AD_ATT,
+        loc=loc,
+        ip=ip,
+    )
+    return Int32(held)
