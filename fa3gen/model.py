@@ -207,7 +207,7 @@ class ForwardPlan:
     @property
     def narrow(self) -> bool:
         """Whether warpgroups see only some keys of a tile's first block often enough for multiplies of their own."""
-        return self.variant.causal and self.tile_n > 64
+        return self.variant.causal and self.tile_n > 64 and self.tile_n % 64 == 0
 
     @property
     def lazy(self) -> bool:

@@ -141,7 +141,7 @@ def _hole(value: object) -> str:
 
 def _header(plan: ForwardPlan, template: str) -> str:
     """A comment that tells where the file comes from, and why its constants are what they are."""
-    lines = [f"# {plan.name}: rendered by `fa3gen render` from templates/{template}; do not edit.", "#"]
+    lines = [f"# {plan.name}", f"# Rendered by `fa3gen render` from templates/{template}; do not edit.", "#"]
     for reason in plan.reasons:
         lines += textwrap.wrap(reason, LINE_LENGTH, initial_indent="#   ", subsequent_indent="#       ")
     return "\n".join(lines) + "\n"

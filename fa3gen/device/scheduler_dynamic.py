@@ -21,30 +21,21 @@ class Dynamic:
 
 
 @cute.jit
-def ask(scheduler: Dynamic, tile: Int32):
-    """Draws the tile after ``tile``; the load warp calls it, and no more once the :func:`answer` was -1.
+def draw(scheduler: Dynamic, tile: Int32):
+    """The tile after ``tile``, -1 where none is left; the load warp calls it, after -1 no more.
 
-    The reply is on its way when this returns.  The grid draws ``num_tiles`` times in all, once for each tile that was no
-    CTA's first and once more for each CTA, so the counter ends at 0, ready for the next launch.
+    The grid draws ``num_tiles`` times in all, once for each tile that was no CTA's first and once more for each CTA, so
+    the counter ends at 0, ready for the next launch.
     """
-    reply = Int32(0)
+    drawn = Int32(0)
     if cute.arch.lane_idx() == 0:
-        reply = _increment(scheduler.tile_counter.toint(), scheduler.num_tiles - 1)
-    return reply
-
-
-@cute.jit
-def answer(scheduler: Dynamic, reply: Int32):
-    """The tile of a reply, -1 where none is left."""
-    return index.later_tile(cute.arch.shuffle_sync(reply, 0), cute.arch.grid_dim()[0], scheduler.num_tiles)
+        drawn = _increment(scheduler.tile_counter.toint(), scheduler.num_tiles - 1)
+    return index.later_tile(cute.arch.shuffle_sync(drawn, 0), cute.arch.grid_dim()[0], scheduler.num_tiles)
 
 
 @dsl_user_op
 def _increment(address: Int64, last: Int32, *, loc=None, ip=None) -> Int32:
-    """What a counter in global memory held; then it holds one more, 0 after ``last``.
-
-    ptxas makes an atomic addition one of the whole warp, whose result is exchanged, hence waited for, at once.
-    """
+    """What a counter in global memory held; then it holds one more, 0 after ``last``."""
     held = llvm.inline_asm(
         T.i32(),
         [Int64(address).ir_value(loc=loc, ip=ip), Int32(last).ir_value(loc=loc, ip=ip)],

@@ -1,4 +1,4 @@
-"""Scheduler: persistent CTAs that take every ``grid``-th tile.  The same functions as in scheduler_dynamic.py."""
+"""Scheduler: persistent CTAs that take every ``grid``-th tile.  The same function as in scheduler_dynamic.py."""
 
 from __future__ import annotations
 
@@ -15,9 +15,5 @@ class Persistent:
     num_tiles: Int32
 
 
-def ask(scheduler: Persistent, tile: Int32):
-    return tile
-
-
-def answer(scheduler: Persistent, reply: Int32):
-    return index.later_tile(reply, cute.arch.grid_dim()[0], scheduler.num_tiles)
+def draw(scheduler: Persistent, tile: Int32):
+    return index.later_tile(tile, cute.arch.grid_dim()[0], scheduler.num_tiles)

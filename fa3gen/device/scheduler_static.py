@@ -1,4 +1,4 @@
-"""Scheduler: a CTA for each tile.  The same functions as in scheduler_dynamic.py."""
+"""Scheduler: a CTA for each tile.  The same function as in scheduler_dynamic.py."""
 
 from __future__ import annotations
 
@@ -12,9 +12,5 @@ class Static:
     num_tiles: Int32
 
 
-def ask(scheduler: Static, tile: Int32):
-    return tile
-
-
-def answer(scheduler: Static, reply: Int32):
+def draw(scheduler: Static, tile: Int32):
     return Int32(-1)

@@ -45,9 +45,7 @@ def multiply_pv(element, head_dim: int) -> cute.TiledMma:
     """O (64, head_dim) = P V: P from registers, V as it lies (head_dim contiguous)."""
     k_major, mn_major, one = OperandMajorMode.K, OperandMajorMode.MN, (1, 1, 1)
     shape, registers = (WARPGROUP_ROWS, head_dim), warpgroup.OperandSource.RMEM
-    return sm90.make_trivial_tiled_mma(
-        element, element, k_major, mn_major, Float32, one, shape, a_source=registers
-    )
+    return sm90.make_trivial_tiled_mma(element, element, k_major, mn_major, Float32, one, shape, a_source=registers)
 
 
 def tensor_maps(q, k, v, boxes: Layouts) -> tuple[cute.CopyAtom, ...]:

@@ -1,4 +1,5 @@
-# fwd_bf16_d64_full_sm90a: rendered by `fa3gen render` from templates/sm90a/fwd.py.jinja; do not edit.
+# fwd_bf16_d64_full_sm90a
+# Rendered by `fa3gen render` from templates/sm90a/fwd.py.jinja; do not edit.
 #
 #   tile_m 192: as in the default
 #   tile_n 128: as in the default
@@ -98,19 +99,26 @@ class Shared:
 
 
 @dataclass(frozen=True)
+class Qk:
+    """The product of Q with some of a block's keys."""
+
+    mma: cute.TiledMma
+    q: cute.Tensor  # operands: descriptors of shared memory
+    k: cute.Tensor
+    coords: cute.Tensor  # (row, key within the block) of a thread's scores
+
+
+@dataclass(frozen=True)
 class Warpgroup:
     """What a consumer thread works with."""
 
     number: Int32
     thread: Int32
-    qk: cute.TiledMma
+    qk: Qk
     pv: cute.TiledMma
-    q: cute.Tensor  # operands: descriptors of shared memory
-    k: cute.Tensor
-    v: cute.Tensor
+    v: cute.Tensor  # operand: descriptors of shared memory
     p: cute.Tensor
     out: cute.Tensor
-    coords: cute.Tensor
     rows: softmax.Rows
     softmax_scale_log2: Float32
 
@@ -155,11 +163,17 @@ def visible_keys(problem: Problem, row: Int32):
 
 
 @cute.jit
-def count_blocks(problem: Problem, first_row: Int32, row_count: cutlass.Constexpr):
-    """Blocks of keys that some of the rows see; none where the rows lie past the sequence."""
+def count_keys(problem: Problem, first_row: Int32, row_count: cutlass.Constexpr):
+    """Keys that some of the rows see; none where the rows lie past the sequence."""
     last_row = cutlass.min(first_row + row_count, problem.seqlen_q) - 1
-    blocks = index.ceil_div(visible_keys(problem, last_row), TILE_N)
-    return blocks if last_row >= first_row else Int32(0)
+    keys = visible_keys(problem, last_row)
+    return keys if last_row >= first_row else Int32(0)
+
+
+@cute.jit
+def count_blocks(problem: Problem, first_row: Int32, row_count: cutlass.Constexpr):
+    """Blocks of those keys."""
+    return index.ceil_div(count_keys(problem, first_row, row_count), TILE_N)
 
 
 @cute.jit
@@ -395,23 +409,33 @@ def consume(problem: Problem, shared: Shared, to: Output, thread: Int32, softmax
 @cute.jit
 def make_warpgroup(shared: Shared, number: Int32, thread: Int32, softmax_scale_log2: Float32):
     """The fragments of a consumer thread."""
-    qk, pv = tiles.multiplies(Element, TILE_N, HEAD_DIM)
-    qk_slice, pv_slice = qk.get_slice(0), pv.get_slice(0)
-    scores = cute.make_rmem_tensor(qk.partition_shape_C((tiles.WARPGROUP_ROWS, TILE_N)), Float32)
+    pv = tiles.multiply_pv(Element, HEAD_DIM)
+    qk = make_qk(shared, thread, TILE_N)
+    p = cute.make_rmem_tensor(qk.coords.shape, Element)
     allowed = softmax.optimistic_range(Element)
     return Warpgroup(
         number=number,
         thread=thread,
         qk=qk,
         pv=pv,
-        q=qk.make_fragment_A(qk_slice.partition_A(shared.q)),
-        k=qk.make_fragment_B(qk_slice.partition_B(shared.k)),
-        v=pv.make_fragment_B(pv_slice.partition_B(shared.v)),
-        p=cute.make_rmem_tensor_like(scores, Element),
+        v=pv.make_fragment_B(pv.get_slice(0).partition_B(shared.v)),
+        p=p,
         out=cute.make_rmem_tensor(pv.partition_shape_C((tiles.WARPGROUP_ROWS, HEAD_DIM)), Float32),
-        coords=qk.get_slice(thread).partition_C(cute.make_identity_tensor((tiles.WARPGROUP_ROWS, TILE_N))),
         rows=softmax.make_rows(allowed),
         softmax_scale_log2=softmax_scale_log2,
+    )
+
+
+@cute.jit
+def make_qk(shared: Shared, thread: Int32, keys: cutlass.Constexpr):
+    """The product of Q with the first ``keys`` keys of a block."""
+    mma = tiles.multiply_qk(Element, keys)
+    k = cute.local_tile(shared.k, (keys, HEAD_DIM), (0, 0, None))
+    return Qk(
+        mma=mma,
+        q=mma.make_fragment_A(mma.get_slice(0).partition_A(shared.q)),
+        k=mma.make_fragment_B(mma.get_slice(0).partition_B(k)),
+        coords=mma.get_slice(thread).partition_C(cute.make_identity_tensor((tiles.WARPGROUP_ROWS, keys))),
     )
 
 
@@ -446,18 +470,24 @@ def begin(
     ring.wait_full(shared.q_ring, q_state)
     softmax.reset(wg.rows)
     if rows.n_blocks > 0:
-        scores = cute.make_rmem_tensor(wg.qk.partition_shape_C((tiles.WARPGROUP_ROWS, TILE_N)), Float32)
         ring.wait_full(shared.k_ring, k_state)
-        issue_qk(wg, scores, rows, k_state)
-        warpgroup.wait_group(0)
-        ring.release(shared.k_ring, k_state, wg.thread)
+        first_p(problem, shared, wg, wg.qk, rows, k_state)
         k_state.advance()
-        apply_mask(problem, wg, scores, rows, rows.n_blocks - 1)
-        softmax.first_block(scores, wg.rows, wg.softmax_scale_log2)
-        wgmma.convert(scores, wg.p)
     else:  # no multiply brings the warps together; one that is late would miss Q's phase
         cute.arch.barrier(barrier_id=WARPGROUP_BARRIER + wg.number, number_of_threads=128)
     return k_state, v_state
+
+
+@cute.jit
+def first_p(problem: Problem, shared: Shared, wg: Warpgroup, qk: Qk, rows: Tile, k_state: PipelineState):
+    """P of a tile's first block, as far as ``qk`` reaches; the rest is 0."""
+    scores = make_scores(qk)
+    issue_qk(qk, scores, rows, k_state)
+    warpgroup.wait_group(0)
+    ring.release(shared.k_ring, k_state, wg.thread)
+    apply_mask(problem, qk, scores, rows, rows.n_blocks - 1)
+    softmax.first_block(scores, wg.rows, wg.softmax_scale_log2)
+    wgmma.convert(scores, wg.p)
 
 
 @cute.jit
@@ -465,7 +495,7 @@ def end(shared: Shared, wg: Warpgroup, v_state: PipelineState):
     """The last PV of a tile, with nothing to run beside it."""
     v_state = v_state.clone()
     ring.wait_full(shared.v_ring, v_state)
-    issue_pv(wg, v_state)
+    issue_pv(wg, wg.p, v_state)
     warpgroup.wait_group(0)
     ring.release(shared.v_ring, v_state, wg.thread)
     v_state.advance()
@@ -511,16 +541,16 @@ def attend_blocks(
     """Blocks ``start`` to ``stop`` counted from the right: QK of each under way together with PV of the one before."""
     k_state, v_state = k_state.clone(), v_state.clone()
     for i in cutlass.range(start, stop, unroll=1):
-        scores = cute.make_rmem_tensor(wg.qk.partition_shape_C((tiles.WARPGROUP_ROWS, TILE_N)), Float32)
+        scores = make_scores(wg.qk)
         ring.wait_full(shared.k_ring, k_state)
-        issue_qk(wg, scores, rows, k_state)
+        issue_qk(wg.qk, scores, rows, k_state)
         ring.wait_full(shared.v_ring, v_state)
-        issue_pv(wg, v_state)
+        issue_pv(wg, wg.p, v_state)
         warpgroup.wait_group(1)
         ring.release(shared.k_ring, k_state, wg.thread)
         k_state.advance()
         if const_expr(masked):
-            apply_mask(problem, wg, scores, rows, rows.n_blocks - 1 - i)
+            apply_mask(problem, wg.qk, scores, rows, rows.n_blocks - 1 - i)
         softmax.next_block(scores, wg.rows, wg.softmax_scale_log2)
         softmax.add_block_total(wg.rows)
         warpgroup.wait_group(0)
@@ -550,11 +580,11 @@ def attend_frozen(
     for _ in cutlass.range(start, stop, unroll=1):
         if softmax.outgrown(wg.rows):
             softmax.raise_shift(wg.out, wg.p, wg.rows)
-        scores = cute.make_rmem_tensor(wg.qk.partition_shape_C((tiles.WARPGROUP_ROWS, TILE_N)), Float32)
+        scores = make_scores(wg.qk)
         ring.wait_full(shared.k_ring, k_state)
-        issue_qk(wg, scores, rows, k_state)
+        issue_qk(wg.qk, scores, rows, k_state)
         ring.wait_full(shared.v_ring, v_state)
-        issue_pv(wg, v_state)
+        issue_pv(wg, wg.p, v_state)
         warpgroup.wait_group(1)
         ring.release(shared.k_ring, k_state, wg.thread)
         k_state.advance()
@@ -569,21 +599,25 @@ def attend_frozen(
     return k_state, v_state
 
 
-def issue_qk(wg: Warpgroup, scores: cute.Tensor, rows: Tile, state: PipelineState) -> None:
-    wgmma.issue(wg.qk, scores, wg.q[None, None, None, rows.q_box], wg.k[None, None, None, state.index], False)
+def make_scores(qk: Qk) -> cute.Tensor:
+    return cute.make_rmem_tensor(qk.coords.shape, Float32)
 
 
-def issue_pv(wg: Warpgroup, state: PipelineState) -> None:
-    wgmma.issue(wg.pv, wg.out, wgmma.as_operand_a(wg.p), wg.v[None, None, None, state.index], True)
+def issue_qk(qk: Qk, scores: cute.Tensor, rows: Tile, state: PipelineState) -> None:
+    wgmma.issue(qk.mma, scores, qk.q[None, None, None, rows.q_box], qk.k[None, None, None, state.index], False)
+
+
+def issue_pv(wg: Warpgroup, p: cute.Tensor, state: PipelineState) -> None:
+    wgmma.issue(wg.pv, wg.out, wgmma.as_operand_a(p), wg.v[None, None, None, state.index], True)
 
 
 @cute.jit
-def apply_mask(problem: Problem, wg: Warpgroup, scores: cute.Tensor, rows: Tile, n_block: Int32):
+def apply_mask(problem: Problem, qk: Qk, scores: cute.Tensor, rows: Tile, n_block: Int32):
     """-inf for the scores of block ``n_block`` that do not count."""
-    where = wgmma.rows_columns(wg.coords)
+    where = wgmma.rows_columns(qk.coords)
     for r in range_constexpr(softmax.ROWS):
         keys = visible_keys(problem, rows.row + where[r, 0][0])
-        mask.below(scores, wg.coords, r, keys - n_block * TILE_N)
+        mask.below(scores, qk.coords, r, keys - n_block * TILE_N)
 
 
 @cute.jit
@@ -597,7 +631,7 @@ def store(
     tiles.store_out(wg.out, wg.thread, cute.make_tensor(out, layout), count)
     if to.lse.toint() != 0:
         lse = to.lse + (batch * to.lse_stride_batch + head * to.lse_stride_head + first_row)
-        where = wgmma.rows_columns(wg.coords)
+        where = wgmma.rows_columns(wg.qk.coords)
         for r in range_constexpr(softmax.ROWS):
             row = where[r, 0][0]
             if wg.thread % 4 == 0:  # the first of a row's threads
