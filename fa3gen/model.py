@@ -206,8 +206,8 @@ class ForwardPlan:
 
     @property
     def narrow(self) -> bool:
-        """Whether warpgroups see only some keys of a tile's first block often enough for multiplies of their own."""
-        return self.variant.causal and self.tile_n > 64 and self.tile_n % 64 == 0
+        """Whether a warpgroup multiplies only 64 keys of a tile's first block where its 64 rows see no more of it."""
+        return self.variant.causal and self.optimistic and self.tile_n > 64 and self.tile_n % 64 == 0
 
     @property
     def lazy(self) -> bool:

@@ -466,7 +466,7 @@ def test_inspect_shows_one_of_several_plans(several: Shell) -> None:
 
 
 def test_render_of_several_plans(several: Shell) -> None:
-    assert several("render", FURTHER, "--stdout").out.startswith(f"# {FURTHER}: rendered by")
+    assert several("render", FURTHER, "--stdout").out.startswith(f"# {FURTHER}\n# Rendered by")
     assert f'\nNAME = "{FURTHER}"\n' in several("render", FURTHER, "--stdout").out
     assert several("render", NAME, "--out", "elsewhere").code == 0
     assert sorted(path.stem for path in Path("elsewhere/sm90a").iterdir()) == [NAME, FURTHER]

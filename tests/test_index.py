@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from itertools import product
 
 import pytest
@@ -36,6 +37,22 @@ def test_longest_first_takes_the_last_rows_of_a_section_first() -> None:
     order = [index.longest_first(t, 3, 12, 4, 2) for t in range(12)]
     assert [m for m, _, _ in order] == [2, 2, 1, 1, 0, 0] * 2
     assert [h for _, h, _ in order] == [0, 1] * 3 + [2, 3] * 3
+
+
+def test_what_is_left_over_goes_into_the_last_section() -> None:
+    order = [index.longest_first(t, 3, 15, 5, 2) for t in range(15)]
+    assert [m for m, _, _ in order] == [2, 2, 1, 1, 0, 0] + [2, 2, 2, 1, 1, 1, 0, 0, 0]
+    assert [h for _, h, _ in order] == [0, 1] * 3 + [2, 3, 4] * 3
+
+
+@pytest.mark.parametrize(("m_tiles", "pairs", "section"), [(24, 21, 10), (61, 21, 4), (31, 21, 16), (40, 72, 26)])
+def test_no_long_tile_is_left_for_the_end(m_tiles: int, pairs: int, section: int) -> None:
+    """A free SM takes the next tile, whose time is that of its keys: all end at nearly the same time."""
+    ends = [0] * 132
+    for tile in range(m_tiles * pairs):
+        m_block, _, _ = index.longest_first(tile, m_tiles, m_tiles * pairs, pairs, section)
+        heapq.heapreplace(ends, ends[0] + m_block + 1)
+    assert max(ends) < 1.06 * sum(ends) / len(ends)
 
 
 def test_later_tile() -> None:
