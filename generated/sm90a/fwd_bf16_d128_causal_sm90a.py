@@ -10,8 +10,8 @@
 #   pin_pv_wait false: the pin costs 6 % here
 #   overlap_tiles false: no faster: the card is at its power limit, and less waiting is a lower clock
 #   scheduler dynamic: persistent CTAs load a tile while they work on the one before, and share uneven work
-#   softmax optimistic: 16k tokens, seqlen 512 to 16k, 1.13 full and 1.09 causal of the best of FA3, FA4 and cuDNN;
-#       exact 0.97 (H200) (2026-12-03)
+#   softmax optimistic: 16k tokens, seqlen 512 to 16k, 1.02 of the best of FA3, FA4 and cuDNN; with overlap 0.95 of that
+#       (H200) (2026-12-03)
 """Attention forward for Hopper: out = softmax(scale * q k^T) v, and LSE.
 
 A CTA has a warp that loads with TMA, and consumer warpgroups of 64 query rows each.  Consumers walk the keys in blocks

@@ -8,12 +8,12 @@
 #   consumer_regs 160: as in the default
 #   overlap_tiles false: no faster: the card is at its power limit, and less waiting is a lower clock
 #   scheduler dynamic: persistent CTAs load a tile while they work on the one before, and share uneven work
-#   stages 3: 16k tokens, seqlen 512 to 16k, 1.12 of the best of FA3 and cuDNN; pinned 1.08, lazy 1.03 (H200)
-#       (2026-12-03)
-#   softmax optimistic: 16k tokens, seqlen 512 to 16k, 1.12 of the best of FA3 and cuDNN; pinned 1.08, lazy 1.03 (H200)
-#       (2026-12-03)
-#   pin_pv_wait false: 16k tokens, seqlen 512 to 16k, 1.12 of the best of FA3 and cuDNN; pinned 1.08, lazy 1.03 (H200)
-#       (2026-12-03)
+#   stages 3: 16k tokens, seqlen 4k to 16k, 1.07 of the best of FA3, FA4 and cuDNN; pinned 0.96, lazy 0.92 of that
+#       (H200) (2026-12-03)
+#   softmax optimistic: 16k tokens, seqlen 4k to 16k, 1.07 of the best of FA3, FA4 and cuDNN; pinned 0.96, lazy 0.92 of
+#       that (H200) (2026-12-03)
+#   pin_pv_wait false: 16k tokens, seqlen 4k to 16k, 1.07 of the best of FA3, FA4 and cuDNN; pinned 0.96, lazy 0.92 of
+#       that (H200) (2026-12-03)
 """Attention forward for Hopper: out = softmax(scale * q k^T) v, and LSE.
 
 A CTA has a warp that loads with TMA, and consumer warpgroups of 64 query rows each.  Consumers walk the keys in blocks

@@ -4,17 +4,20 @@
 #   q_stages 2: as in the default
 #   producer_regs 32: as in the default
 #   scheduler dynamic: persistent CTAs load a tile while they work on the one before, and share uneven work
-#   tile_m 256: 16k tokens, against 192x128 at seqlen 512 1.09, 1k 1.05, 2k 1.02, 4k 0.99, 16k 0.92 (H200) (2026-12-03)
-#   tile_n 64: 16k tokens, against 192x128 at seqlen 512 1.09, 1k 1.05, 2k 1.02, 4k 0.99, 16k 0.92 (H200) (2026-12-03)
-#   stages 4: 16k tokens, against 192x128 at seqlen 512 1.09, 1k 1.05, 2k 1.02, 4k 0.99, 16k 0.92 (H200) (2026-12-03)
-#   consumer_regs 112: 16k tokens, against 192x128 at seqlen 512 1.09, 1k 1.05, 2k 1.02, 4k 0.99, 16k 0.92 (H200)
+#   tile_m 256: 16k tokens, against 192x128 without overlap at seqlen 512 1.13, 1k 1.07, 2k 1.03, 4k 0.96, 16k 0.92
+#       (H200) (2026-12-03)
+#   tile_n 64: 16k tokens, against 192x128 without overlap at seqlen 512 1.13, 1k 1.07, 2k 1.03, 4k 0.96, 16k 0.92
+#       (H200) (2026-12-03)
+#   stages 4: 16k tokens, against 192x128 without overlap at seqlen 512 1.13, 1k 1.07, 2k 1.03, 4k 0.96, 16k 0.92 (H200)
 #       (2026-12-03)
-#   softmax optimistic: 16k tokens, against 192x128 at seqlen 512 1.09, 1k 1.05, 2k 1.02, 4k 0.99, 16k 0.92 (H200)
-#       (2026-12-03)
-#   pin_pv_wait false: 16k tokens, against 192x128 at seqlen 512 1.09, 1k 1.05, 2k 1.02, 4k 0.99, 16k 0.92 (H200)
-#       (2026-12-03)
-#   overlap_tiles true: 16k tokens, against 192x128 at seqlen 512 1.09, 1k 1.05, 2k 1.02, 4k 0.99, 16k 0.92 (H200)
-#       (2026-12-03)
+#   consumer_regs 112: 16k tokens, against 192x128 without overlap at seqlen 512 1.13, 1k 1.07, 2k 1.03, 4k 0.96, 16k
+#       0.92 (H200) (2026-12-03)
+#   softmax optimistic: 16k tokens, against 192x128 without overlap at seqlen 512 1.13, 1k 1.07, 2k 1.03, 4k 0.96, 16k
+#       0.92 (H200) (2026-12-03)
+#   pin_pv_wait false: 16k tokens, against 192x128 without overlap at seqlen 512 1.13, 1k 1.07, 2k 1.03, 4k 0.96, 16k
+#       0.92 (H200) (2026-12-03)
+#   overlap_tiles true: 16k tokens, against 192x128 without overlap at seqlen 512 1.13, 1k 1.07, 2k 1.03, 4k 0.96, 16k
+#       0.92 (H200) (2026-12-03)
 """Attention forward for Hopper: out = softmax(scale * q k^T) v, and LSE.
 
 A CTA has a warp that loads with TMA, and consumer warpgroups of 64 query rows each.  Consumers walk the keys in blocks

@@ -9,10 +9,10 @@
 #   pin_pv_wait false: no measurement speaks for the pin
 #   overlap_tiles false: no faster: the card is at its power limit, and less waiting is a lower clock
 #   scheduler dynamic: persistent CTAs load a tile while they work on the one before, and share uneven work
-#   tile_n 64: 16k tokens, seqlen 512 to 16k, 1.01 full and 1.08 causal of FA3; 80 keys 0.99 and 0.98 (H200)
+#   tile_n 64: 16k tokens, seqlen 512 to 16k, 1.02 full and 1.02 causal of FA3; 80 keys 0.98 and 0.94 of that (H200)
 #       (2026-12-03)
-#   softmax optimistic: 16k tokens, seqlen 512 to 16k, 1.01 full and 1.08 causal of FA3; 80 keys 0.99 and 0.98 (H200)
-#       (2026-12-03)
+#   softmax optimistic: 16k tokens, seqlen 512 to 16k, 1.02 full and 1.02 causal of FA3; 80 keys 0.98 and 0.94 of that
+#       (H200) (2026-12-03)
 """Attention forward for Hopper: out = softmax(scale * q k^T) v, and LSE.
 
 A CTA has a warp that loads with TMA, and consumer warpgroups of 64 query rows each.  Consumers walk the keys in blocks
