@@ -107,8 +107,8 @@ def loops(text: str) -> tuple[Loop, ...]:
 def mainloop(text: str) -> Loop:
     """The loop over blocks that need no mask; raises CodeError.
 
-    Of those that mask nothing one may multiply less, of a block half of which is seen, and another, of tiles that are done
-    again, computes maxima.
+    Of those that mask nothing one may multiply less, of a block half of which is seen, and another, of tiles that are
+    done again, computes maxima.
     """
     unmasked = [loop for loop in loops(text) if not loop.masked]
     if not unmasked:

@@ -41,7 +41,7 @@ def test_longest_first_takes_the_last_rows_of_a_section_first() -> None:
 
 def test_what_is_left_over_goes_into_the_last_section() -> None:
     order = [index.longest_first(t, 3, 15, 5, 2) for t in range(15)]
-    assert [m for m, _, _ in order] == [2, 2, 1, 1, 0, 0] + [2, 2, 2, 1, 1, 1, 0, 0, 0]
+    assert [m for m, _, _ in order] == [2, 2, 1, 1, 0, 0, 2, 2, 2, 1, 1, 1, 0, 0, 0]
     assert [h for _, h, _ in order] == [0, 1] * 3 + [2, 3, 4] * 3
 
 

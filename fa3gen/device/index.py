@@ -67,9 +67,9 @@ def longest_first(tile: Int, m_tiles: Int, num_tiles: Int, heads_q: Int, head_se
     """(m_block, head, batch) of a tile where later row tiles take longer (causal).
 
     (head, batch) pairs are taken in sections of ``head_section``, whose K and V fit L2; in a section the last row tile
-    of every pair comes first, so that short tiles fill the gaps at the end.  The last section also has the pairs that are
-    left over: of their own they would be few long tiles at the end, for some of the SMs (at 24 row tiles and 21 pairs of
-    which 1 was left, 28 % of the time).
+    of every pair comes first, so that short tiles fill the gaps at the end.  The last section also has the pairs that
+    are left over: of their own they would be long tiles at the end, for a few of the SMs (with 24 row tiles and 21
+    pairs, of which 1 was left, 28 % of the time).
     """
     all_pairs = quotient(num_tiles, m_tiles)
     last = maximum(quotient(all_pairs, head_section), 1) - 1
