@@ -15,8 +15,8 @@ from fa3gen.model import ForwardPlan
 
 #: Rows of a tensor map's box for Q: each consumer warpgroup has boxes of its own.
 _WARPGROUP_ROWS = 64
-#: Bytes of a tensor map's box along head_dim: the span of the 128-byte swizzle.
-_SWIZZLE_BYTES = 128
+#: Spans of swizzles in bytes, which are those of a tensor map's box along head_dim.
+_SWIZZLES = (128, 64)
 _ELEMENT_BYTES = 2
 #: (batch, seqlen, heads, head_dim) innermost first; heads outside seqlen, as the kernels count.
 _DENSE_AXES = (3, 1, 2, 0)
@@ -71,6 +71,7 @@ def launch(plan: ForwardPlan) -> Launch:
 
 
 def _tensor_map(plan: ForwardPlan, tensor: str, rows: int) -> Param:
-    box = (_SWIZZLE_BYTES // _ELEMENT_BYTES, rows, 1, 1)
-    tensor_map = TensorMap(_DENSE_AXES, box, plan.variant.dtype.value, _SWIZZLE_BYTES)
+    head_dim = plan.variant.head_dim.v if tensor == "v" else plan.variant.head_dim.qk
+    swizzle = next(span for span in _SWIZZLES if head_dim * _ELEMENT_BYTES % span == 0)
+    tensor_map = TensorMap(_DENSE_AXES, (swizzle // _ELEMENT_BYTES, rows, 1, 1), plan.variant.dtype.value, swizzle)
     return Param(f"tma_{tensor}", ParamKind.TENSORMAP, f"tensor:{tensor}", tensor_map)

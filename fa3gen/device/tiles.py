@@ -19,15 +19,18 @@ WARPGROUP_ROWS = 64
 
 @dataclass(frozen=True)
 class Layouts:
-    """Swizzled layouts, the stage last: q (64, head_dim), k (tile_n, head_dim), v (head_dim, tile_n)."""
+    """Swizzled layouts, the stage last: q (64, head_dim), k (tile_n, head_dim), v (head_dim_v, tile_n).
+
+    The swizzle spans 128 bytes, or 64 where head_dim is an odd multiple of 32.
+    """
 
     q: cute.ComposedLayout
     k: cute.ComposedLayout
     v: cute.ComposedLayout
 
 
-def layouts(element, tile_n: int, head_dim: int, q_boxes: int, stages: int) -> Layouts:
-    qk, pv = (WARPGROUP_ROWS, tile_n, head_dim), (WARPGROUP_ROWS, head_dim, tile_n)
+def layouts(element, tile_n: int, head_dim: int, head_dim_v: int, q_boxes: int, stages: int) -> Layouts:
+    qk, pv = (WARPGROUP_ROWS, tile_n, head_dim), (WARPGROUP_ROWS, head_dim_v, tile_n)
     return Layouts(
         q=sm90.make_smem_layout_a(LayoutEnum.ROW_MAJOR, qk, element, q_boxes),
         k=sm90.make_smem_layout_b(LayoutEnum.ROW_MAJOR, qk, element, stages),

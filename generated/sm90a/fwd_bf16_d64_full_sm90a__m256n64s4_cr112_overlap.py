@@ -60,6 +60,7 @@ NAME = "fwd_bf16_d64_full_sm90a__m256n64s4_cr112_overlap"
 
 Element = cutlass.BFloat16
 HEAD_DIM = 64
+HEAD_DIM_V = 64
 TILE_M = 256
 TILE_N = 64
 STAGES = 4
@@ -70,7 +71,7 @@ PRODUCER_REGS = 32
 CONSUMER_REGS = 112
 
 Q_BOXES = WARPGROUPS * Q_STAGES
-ROW_BYTES = HEAD_DIM * Element.width // 8
+ELEMENT_BYTES = Element.width // 8
 RINGS_BARRIERS = 2 * (Q_STAGES + 2 * STAGES)
 BARRIERS = RINGS_BARRIERS + messages.BARRIERS
 #: Named barriers: 8 + i is the consumer warpgroup's own.
@@ -218,7 +219,7 @@ def kernel(
     num_tiles: Int32,
     tile_counter: cute.Pointer,
 ):
-    smem = tiles.layouts(Element, TILE_N, HEAD_DIM, Q_BOXES, STAGES)
+    smem = tiles.layouts(Element, TILE_N, HEAD_DIM, HEAD_DIM_V, Q_BOXES, STAGES)
 
     @cute.struct
     class Storage:
@@ -236,9 +237,9 @@ def kernel(
         q=storage.f_q.get_tensor(smem.q.outer, swizzle=smem.q.inner),
         k=storage.f_k.get_tensor(smem.k.outer, swizzle=smem.k.inner),
         v=storage.f_v.get_tensor(smem.v.outer, swizzle=smem.v.inner),
-        q_ring=ring.make(barriers, Q_STAGES, TILE_M * ROW_BYTES),
-        k_ring=ring.make(k_barriers, STAGES, TILE_N * ROW_BYTES),
-        v_ring=ring.make(k_barriers + 2 * STAGES, STAGES, TILE_N * ROW_BYTES),
+        q_ring=ring.make(barriers, Q_STAGES, TILE_M * HEAD_DIM * ELEMENT_BYTES),
+        k_ring=ring.make(k_barriers, STAGES, TILE_N * HEAD_DIM * ELEMENT_BYTES),
+        v_ring=ring.make(k_barriers + 2 * STAGES, STAGES, TILE_N * HEAD_DIM_V * ELEMENT_BYTES),
         next_tile=messages.make(storage.f_messages.data_ptr(), barriers + RINGS_BARRIERS),
         failed=storage.f_failed.get_tensor(cute.make_layout((messages.SLOTS,))),
     )
@@ -290,7 +291,7 @@ def load(
     """
     q_coords = tiles.coordinates(HEAD_DIM, problem.seqlen_q, problem.heads_q)
     k_coords = tiles.coordinates(HEAD_DIM, problem.seqlen_k, problem.heads_q)
-    v_coords = tiles.coordinates_transposed(HEAD_DIM, problem.seqlen_k, problem.heads_q)
+    v_coords = tiles.coordinates_transposed(HEAD_DIM_V, problem.seqlen_k, problem.heads_q)
     q_state = ring.producer_state(shared.q_ring)
     k_state = ring.producer_state(shared.k_ring)
     v_state = ring.producer_state(shared.v_ring)
@@ -303,7 +304,7 @@ def load(
         kv_head = index.quotient(head, problem.heads_per_kv)
         n_blocks = count_blocks(problem, m_block * TILE_M, TILE_M) if tile >= 0 else Int32(0)
         k_tiles = cute.local_tile(k_coords[None, None, kv_head, batch], (TILE_N, HEAD_DIM), (None, 0))
-        v_tiles = cute.local_tile(v_coords[None, None, kv_head, batch], (HEAD_DIM, TILE_N), (0, None))
+        v_tiles = cute.local_tile(v_coords[None, None, kv_head, batch], (HEAD_DIM_V, TILE_N), (0, None))
         k_smem, k_global = tiles.partition(tma_k, shared.k, k_tiles)
         v_smem, v_global = tiles.partition(tma_v, shared.v, v_tiles)
         if n_blocks > 0:
@@ -350,7 +351,7 @@ def load(
 def load_leftmost_v(shared: Shared, tma_v: cute.CopyAtom, coords: cute.Tensor, v_state: PipelineState):
     """V of a tile's last block."""
     v_state = v_state.clone()
-    v_smem, v_global = tiles.partition(tma_v, shared.v, cute.local_tile(coords, (HEAD_DIM, TILE_N), (0, None)))
+    v_smem, v_global = tiles.partition(tma_v, shared.v, cute.local_tile(coords, (HEAD_DIM_V, TILE_N), (0, None)))
     ring.load(shared.v_ring, v_state, tma_v, v_global[None, 0], v_smem)
     v_state.advance()
     return v_state
@@ -419,7 +420,7 @@ def consume(problem: Problem, shared: Shared, to: Output, thread: Int32, softmax
 @cute.jit
 def make_warpgroup(shared: Shared, number: Int32, thread: Int32, softmax_scale_log2: Float32):
     """The fragments of a consumer thread."""
-    pv = tiles.multiply_pv(Element, HEAD_DIM)
+    pv = tiles.multiply_pv(Element, HEAD_DIM_V)
     qk = make_qk(shared, thread, TILE_N)
     p = cute.make_rmem_tensor(qk.coords.shape, Element)
     allowed = softmax.optimistic_range(Element)
@@ -430,7 +431,7 @@ def make_warpgroup(shared: Shared, number: Int32, thread: Int32, softmax_scale_l
         pv=pv,
         v=pv.make_fragment_B(pv.get_slice(0).partition_B(shared.v)),
         p=p,
-        out=cute.make_rmem_tensor(pv.partition_shape_C((tiles.WARPGROUP_ROWS, HEAD_DIM)), Float32),
+        out=cute.make_rmem_tensor(pv.partition_shape_C((tiles.WARPGROUP_ROWS, HEAD_DIM_V)), Float32),
         rows=softmax.make_rows(allowed),
         next_rows=softmax.make_rows(allowed),
         softmax_scale_log2=softmax_scale_log2,
@@ -710,7 +711,7 @@ def store(
     """O and LSE of this warpgroup's rows that exist."""
     count = problem.seqlen_q - first_row
     out = to.out + (batch * to.out_stride_batch + head * to.out_stride_head + first_row * to.out_stride_seqlen)
-    layout = cute.make_layout((tiles.WARPGROUP_ROWS, HEAD_DIM), stride=(to.out_stride_seqlen, 1))
+    layout = cute.make_layout((tiles.WARPGROUP_ROWS, HEAD_DIM_V), stride=(to.out_stride_seqlen, 1))
     tiles.store_out(wg.out, wg.thread, cute.make_tensor(out, layout), count)
     if to.lse.toint() != 0:
         lse = to.lse + (batch * to.lse_stride_batch + head * to.lse_stride_head + first_row)
@@ -745,7 +746,9 @@ def launch(
     stream,
 ):
     """Only for the compiler, which learns the kernel's parameters from it; the launcher passes them itself."""
-    tma_q, tma_k, tma_v = tiles.tensor_maps(q, k, v, tiles.layouts(Element, TILE_N, HEAD_DIM, Q_BOXES, STAGES))
+    tma_q, tma_k, tma_v = tiles.tensor_maps(
+        q, k, v, tiles.layouts(Element, TILE_N, HEAD_DIM, HEAD_DIM_V, Q_BOXES, STAGES)
+    )
     kernel.set_name_prefix(NAME, remove_cutlass_symbol=True, keep_mangled_name=False)
     kernel(
         tma_q,
@@ -778,15 +781,15 @@ def fake_arguments():
     """Arguments of :func:`launch` to compile with."""
     batch, seqlen_q, seqlen_k, heads_q, heads_k = (cute.sym_int() for _ in range(5))
 
-    def dense(seqlen, heads):
+    def dense(seqlen, heads, head_dim):
         strides = (*(cute.sym_int64(divisibility=16 * 8 // Element.width) for _ in range(3)), 1)
-        return make_fake_tensor(Element, (batch, seqlen, heads, HEAD_DIM), strides, assumed_align=16)
+        return make_fake_tensor(Element, (batch, seqlen, heads, head_dim), strides, assumed_align=16)
 
     return (
-        dense(seqlen_q, heads_q),
-        dense(seqlen_k, heads_k),
-        dense(seqlen_k, heads_k),
-        dense(seqlen_q, heads_q),
+        dense(seqlen_q, heads_q, HEAD_DIM),
+        dense(seqlen_k, heads_k, HEAD_DIM),
+        dense(seqlen_k, heads_k, HEAD_DIM_V),
+        dense(seqlen_q, heads_q, HEAD_DIM_V),
         Int64(0),
         Int64(0),
         Int64(0),
