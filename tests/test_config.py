@@ -132,17 +132,18 @@ BAD_CONFIGS: dict[str, tuple[str, list[Problem]]] = {
         [("C021", 9, 9, "this include repeats fwd_bf16_d256_causal_sm90a; first at line 8")],
     ),
     "include of a skipped cell": (
-        FWD.replace("128]", "96]") + "    on_unsupported: skip\n    include: {dtype: bf16, head_dim: 96}\n",
-        [("C021", 8, 14, "this include repeats fwd_bf16_d96_causal_sm90a; first at line 6")],
+        FWD.replace("128]", "80]") + "    on_unsupported: skip\n    include: {dtype: bf16, head_dim: 80}\n",
+        [("C021", 8, 14, "this include repeats fwd_bf16_d80_causal_sm90a; first at line 6")],
     ),
     "unsupported cells": (
-        FWD.replace("128]", "96]"),
+        FWD.replace("128]", "80]"),
         [
             (
                 "C022",
                 6,
                 5,
-                "fwd_bf16_d96_causal_sm90a, fwd_fp16_d96_causal_sm90a: head_dim 96: fwd has 64, 128, 256",
+                "fwd_bf16_d80_causal_sm90a, fwd_fp16_d80_causal_sm90a: head_dim 80:"
+                " fwd has 64, 96, 128, 192, 256, 192x128, 64x256",
             )
         ],
     ),
@@ -212,7 +213,7 @@ BAD_RULES: dict[str, tuple[str, list[Problem]]] = {
         [("P004", 7, 5, "the rule is never reached: earlier rules take all that it matches")],
     ),
     "match of nothing": (
-        RULES + MATCH.replace("128", "96") + "    tile_n: 96\n",
+        RULES + MATCH.replace("128", "80") + "    tile_n: 96\n",
         [("P004", 3, 5, "the rule is never reached: no family supports what it matches")],
     ),
     "unknown bound": (
@@ -326,14 +327,14 @@ BAD_RULES: dict[str, tuple[str, list[Problem]]] = {
                 3,
                 5,
                 f"{D128.replace('causal', 'full')}: tile_n 128, stages 3, q_stages 2: "
-                "262400 bytes of shared memory, and a CTA has 232448",
+                "262416 bytes of shared memory, and a CTA has 232448",
             )
         ],
     ),
 }
 
 TWELVE = HEAD.replace("mask: causal", "mask: [full, causal]") + (
-    "families:\n  fwd:\n    axes: {dtype: [bf16, fp16], head_dim: [64, 128, 256, 96]}\n    on_unsupported: skip\n"
+    "families:\n  fwd:\n    axes: {dtype: [bf16, fp16], head_dim: [64, 128, 256, 80]}\n    on_unsupported: skip\n"
     "    exclude: {dtype: fp16, head_dim: 256, reason: no model}\npresets: {ci: {head_dim: 64}}\n"
 )
 
@@ -359,12 +360,12 @@ BAD_CALLS: dict[str, tuple[Callable[[Path], object], list[tuple[str, str]]]] = {
         [("S001", "'fwd_fp16_d256_full_sm90a' matches no kernel: fwd_fp16_d256_full_sm90a is excluded: no model")],
     ),
     "a skipped kernel": (
-        lambda tmp: matrix.select(_twelve(tmp), ["*_d96_full_*"]),
+        lambda tmp: matrix.select(_twelve(tmp), ["*_d80_full_*"]),
         [
             (
                 "S001",
-                "'*_d96_full_*' matches no kernel: fwd_bf16_d96_full_sm90a is skipped:"
-                " head_dim 96: fwd has 64, 128, 256",
+                "'*_d80_full_*' matches no kernel: fwd_bf16_d80_full_sm90a is skipped:"
+                " head_dim 80: fwd has 64, 96, 128, 192, 256, 192x128, 64x256",
             )
         ],
     ),
@@ -381,8 +382,8 @@ BAD_CALLS: dict[str, tuple[Callable[[Path], object], list[tuple[str, str]]]] = {
         [("P005", f"{D128}: tile_n 100: a multiple of 16 (PV's depth) from 16 to 256 (QK's columns)")],
     ),
     "unsupported variant": (
-        lambda tmp: plan.resolve(parse_name("fwd_bf16_d96_full_sm90a")),
-        [("P006", "fwd_bf16_d96_full_sm90a: head_dim 96: fwd has 64, 128, 256")],
+        lambda tmp: plan.resolve(parse_name("fwd_bf16_d80_full_sm90a")),
+        [("P006", "fwd_bf16_d80_full_sm90a: head_dim 80: fwd has 64, 96, 128, 192, 256, 192x128, 64x256")],
     ),
 }
 

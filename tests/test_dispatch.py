@@ -119,9 +119,10 @@ def test_yaml_line_gives_the_kernel(tmp_path: Path) -> None:
             dispatch.lookup({}, key, "bundle", ARCH)
         cell = f"{{dtype: {key.dtype}, head_dim: {key.head_dim}, mask: {key.mask}, reason: try}}"
         config = tmp_path / "variants.yaml"
-        without = f"    exclude:\n      - {cell}\n"
         head = text.partition("\npresets:")[0]
-        config.write_text(f"{head}\n{without}")
+        assert head.count("    exclude:\n") == 1
+        without = head.replace("    exclude:\n", f"    exclude:\n      - {cell}\n")
+        config.write_text(f"{without}\n")
         assert variant not in load(config).variants
-        config.write_text(f"{head}\n{without}    include:\n      {caught.value.yaml}\n")
+        config.write_text(f"{without}\n    include:\n      {caught.value.yaml}\n")
         assert variant in load(config).variants

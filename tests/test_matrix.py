@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fa3gen.errors import SelectionError
-from fa3gen.families import FAMILIES, unsupported
+from fa3gen.families import FAMILIES, fwd, unsupported
 from fa3gen.features import FEATURES, Feature
 from fa3gen.matrix import Matrix, load, select
 from fa3gen.model import Arch, HeadDim, Location
 
 SHIPPED = Path(__file__).parents[1] / "variants.yaml"
-AXES = {"dtype": ["bf16", "fp16"], "head_dim": ["64", "128", "256", "96", "192x128"], "mask": ["full", "causal"]}
+AXES = {"dtype": ["bf16", "fp16"], "head_dim": ["64", "128", "256", "80", "256x64"], "mask": ["full", "causal"]}
 SUPPORTED = {**AXES, "head_dim": ["64", "128", "256"]}
 
 Cells = dict[str, list[str]]
@@ -77,7 +77,7 @@ def test_skipped_and_kept_make_up_the_product(grid: Cells) -> None:
     grid["head_dim"] = sorted({*grid["head_dim"], "64"})  # something must be left
     matrix = _expand({"axes": grid, "on_unsupported": "skip"})
     skipped = {variant.name for variant, _ in matrix.skipped}
-    assert skipped == _names(grid, [{"head_dim": ["96", "192x128"]}])
+    assert skipped == _names(grid, [{"head_dim": ["80", "256x64"]}])
     assert skipped | set(matrix.names) == _names(grid, [{}])
     assert skipped.isdisjoint(matrix.names)
     assert all("head_dim" in reason for _, reason in matrix.skipped)
@@ -169,11 +169,14 @@ def test_families_support_the_variants_they_list(family: Any, arch: Arch) -> Non
 def test_shipped_file() -> None:
     matrix = load(SHIPPED)
     assert matrix.toolchain == "cu12"
-    assert len(matrix.variants) == 12
-    assert {variant.head_dim for variant in matrix.variants} == {HeadDim(64, 64), HeadDim(128, 128), HeadDim(256, 256)}
+    assert len(matrix.variants) == 20
+    dims = {"bf16": fwd.SUPPORTED["head_dim"], "fp16": tuple(HeadDim(dim, dim) for dim in (64, 128, 256))}
+    for dtype, expected in dims.items():
+        found = {variant.head_dim for variant in matrix.variants if variant.dtype.value == dtype}
+        assert found == set(expected)
     assert {name: len(names) for name, names in matrix.presets.items()} == {"ci": 2, "llama3": 1, "witness": 3}
     assert not matrix.skipped
-    assert not matrix.excluded
+    assert len(matrix.excluded) == 8
     text = SHIPPED.read_text().splitlines()
     for variant in matrix.variants:
         assert isinstance(variant.origin, Location)

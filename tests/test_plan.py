@@ -89,14 +89,14 @@ def test_figures_in_the_default_reasons() -> None:
         (
             D256,
             {"tile_n": 96},
-            "tile_n 96, stages 2, q_stages 1: 262352 bytes of shared memory, and a CTA has 232448",
+            "tile_n 96, stages 2, q_stages 1: 262368 bytes of shared memory, and a CTA has 232448",
         ),
     ],
 )
 def test_one_step_beyond_is_rejected(variant: Variant, changes: dict[str, Any], reason: str) -> None:
     assert reason in sm90.check(replace(_default(variant), **changes))
     with pytest.raises(PlanError) as caught:
-        resolve(variant, {"softmax": "exact", **changes})
+        resolve(variant, {"softmax": "optimistic", **changes})
     assert f"{variant.name}: {reason}" in [d.message for d in caught.value.diagnostics]
 
 
@@ -170,7 +170,7 @@ def test_first_matching_rule_wins(tmp_path: Path) -> None:
         f"  - match: {{family: fwd, head_dim: [128, 256]}}\n    tile_n: 64\n    softmax: lazy\n{FIGURE}",
     )
     full, causal = resolve(D128, rules=rules), resolve(parse_name("fwd_fp16_d128_causal_sm90a"), rules=rules)
-    assert (full.tile_n, full.softmax) == (112, Softmax.EXACT)
+    assert (full.tile_n, full.softmax) == (112, Softmax.OPTIMISTIC)
     assert (causal.tile_n, causal.softmax) == (64, Softmax.LAZY)
     assert "tile_n 112: 650 TFLOP/s (2026-01-31)" in full.reasons
     assert resolve(D64, rules=rules) == _default(D64)
@@ -214,8 +214,8 @@ def test_plans_come_in_the_order_of_dispatch_and_the_last_is_general(tmp_path: P
     causal = parse_name("fwd_bf16_d128_causal_sm90a")
     plans = resolve_all(causal, rules=rules)
     assert [plan.name for plan in plans] == [
-        "fwd_bf16_d128_causal_sm90a__n96_exact",
-        "fwd_bf16_d128_causal_sm90a__n80_exact",
+        "fwd_bf16_d128_causal_sm90a__n96_optimistic",
+        "fwd_bf16_d128_causal_sm90a__n80_optimistic",
         "fwd_bf16_d128_causal_sm90a",
     ]
     assert [plan.when and plan.when.to_json() for plan in plans] == [
