@@ -252,14 +252,16 @@ def _far(tensor: Tensor) -> Tensor:
 
 def _packed(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
     """Slices of one projection."""
-    heads_q, heads_k = q.shape[2], k.shape[2]
-    packed = torch.cat((q, k, v), dim=2)
-    return Inputs(packed[:, :, :heads_q], packed[:, :, heads_q : heads_q + heads_k], packed[:, :, heads_q + heads_k :])
+    parts = [tensor.flatten(2) for tensor in (q, k, v)]
+    slices = torch.cat(parts, dim=2).split([part.shape[2] for part in parts], dim=2)
+    return Inputs(*(part.unflatten(2, tensor.shape[2:]) for part, tensor in zip(slices, (q, k, v), strict=True)))
 
 
 def _paired(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
-    """k and v of a cache (batch, 2, seqlen, heads, head_dim)."""
-    return Inputs(q, *torch.stack((k, v), dim=1).unbind(1))
+    """k and v of a cache (batch, 2, seqlen, heads, head_dim), or beside each other in a row where the dims differ."""
+    if k.shape == v.shape:
+        return Inputs(q, *torch.stack((k, v), dim=1).unbind(1))
+    return Inputs(q, *torch.cat((k, v), dim=3).split([k.shape[3], v.shape[3]], dim=3))
 
 
 def _shared_batch(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
