@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -98,6 +98,8 @@ def _source(file: Path) -> str:
 
 #: Values that other dtypes cannot hold.
 BF16_VALUES = ("heavy",)
+#: Layouts that want q, k and v of one head_dim, and what stands for them where v's differs.
+ONE_HEAD_DIM = {"packed": "fused", "paired": "beside"}
 
 
 def for_kernel(key: Key) -> tuple[Case, ...]:
@@ -105,6 +107,8 @@ def for_kernel(key: Key) -> tuple[Case, ...]:
     seen: dict[str, Case] = {}
     for group in GROUPS[key.family]:
         for case in group():
+            if "x" in key.head_dim:
+                case = replace(case, layout=ONE_HEAD_DIM.get(case.layout, case.layout))
             if key.dtype == "bf16" or case.values not in BF16_VALUES:
                 seen.setdefault(case.id, case)
     return tuple(seen.values())

@@ -252,15 +252,25 @@ def _far(tensor: Tensor) -> Tensor:
 
 def _packed(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
     """Slices of one projection."""
+    heads_q, heads_k = q.shape[2], k.shape[2]
+    packed = torch.cat((q, k, v), dim=2)
+    return Inputs(packed[:, :, :heads_q], packed[:, :, heads_q : heads_q + heads_k], packed[:, :, heads_q + heads_k :])
+
+
+def _paired(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
+    """k and v of a cache (batch, 2, seqlen, heads, head_dim)."""
+    return Inputs(q, *torch.stack((k, v), dim=1).unbind(1))
+
+
+def _fused(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
+    """Slices of one projection, v's head_dim being another."""
     parts = [tensor.flatten(2) for tensor in (q, k, v)]
     slices = torch.cat(parts, dim=2).split([part.shape[2] for part in parts], dim=2)
     return Inputs(*(part.unflatten(2, tensor.shape[2:]) for part, tensor in zip(slices, (q, k, v), strict=True)))
 
 
-def _paired(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
-    """k and v of a cache (batch, 2, seqlen, heads, head_dim), or beside each other in a row where the dims differ."""
-    if k.shape == v.shape:
-        return Inputs(q, *torch.stack((k, v), dim=1).unbind(1))
+def _beside(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
+    """k and v of a head beside each other, as one projection gives them: (batch, seqlen, heads, head_dim + head_dim_v)."""
     return Inputs(q, *torch.cat((k, v), dim=3).split([k.shape[3], v.shape[3]], dim=3))
 
 
@@ -283,6 +293,8 @@ LAYOUTS: dict[str, Callable[[Tensor, Tensor, Tensor], Inputs]] = {
     "far": _each(_far),
     "packed": _packed,
     "paired": _paired,
+    "fused": _fused,
+    "beside": _beside,
     "shared_batch": _shared_batch,
     "shared_heads": _shared_heads,
 }
