@@ -9,7 +9,7 @@ from enum import Enum
 from functools import cache
 from typing import Any, get_type_hints
 
-from fa3.contract import Bounds
+from fa3.contract import SUFFIX_MARK, Bounds
 
 from fa3gen.errors import Location
 from fa3gen.features import FEATURES
@@ -255,9 +255,6 @@ SPELLINGS: dict[str, str | tuple[str, str]] = {
     "pin_pv_wait": ("_pin", "_nopin"),
     "overlap_tiles": ("_overlap", "_nooverlap"),
 }
-
-#: Between the variant's name and the fields.
-SUFFIX_MARK = "__"
 
 
 def suffix(plan: ForwardPlan, general: ForwardPlan) -> str:

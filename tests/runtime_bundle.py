@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from fa3.choice import kernel_name
 from fa3.contract import (
     CUBIN_DIR,
     INDEX,
@@ -24,7 +25,6 @@ from fa3.contract import (
     manifest_to_json,
 )
 from fa3.runtime import reference, request
-from fa3.runtime.dispatch import kernel_name
 from torch import Tensor
 
 ARCH = "sm90a"

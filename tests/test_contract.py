@@ -65,6 +65,14 @@ def test_manifest_survives_json() -> None:
     assert manifest_from_json(document()) == MANIFEST
 
 
+def test_what_is_outside_of_bounds_is_named() -> None:
+    bounds = Bounds.of({"max_seqlen_k": 2047, "min_batch": 2})
+    assert bounds.misfit(Extents(2, 1, 2047, 1, 1)) == ""
+    assert bounds.misfit(Extents(2, 1, 2048, 1, 1)) == "seqlen_k 2048 is above 2047"
+    assert bounds.misfit(Extents(1, 1, 4096, 1, 1)) == "batch 1 is below 2, seqlen_k 4096 is above 2047"
+    assert Bounds().misfit(Extents(0, 0, 0, 0, 0)) == ""
+
+
 @pytest.mark.parametrize("schema", [SCHEMA + 1, SCHEMA - 1, str(SCHEMA), None])
 def test_another_schema_is_refused(schema: Any) -> None:
     with pytest.raises(ManifestError, match=f"schema {schema}, this fa3-runtime reads schema {SCHEMA}: rebuild"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from fa3.choice import choose, forward_key, kernel_name, plan_label
 from fa3.contract import Extents, Key
 from fa3.runtime import dispatch
 from fa3.runtime.bundle import ARGUMENTS
@@ -52,10 +53,19 @@ def test_a_call_takes_the_first_plan_that_it_fits() -> None:
     (plans_of_key,) = dispatch.table(plans(KEYS[0], further)[::-1]).values()
 
     def chosen(batch: int, seqlen_k: int) -> str:
-        return dispatch.choose(plans_of_key, Extents(batch, 64, seqlen_k, 4, 4)).name.partition("__")[2]
+        return choose(plans_of_key, Extents(batch, 64, seqlen_k, 4, 4)).name.partition("__")[2]
 
     assert [chosen(2, 2047), chosen(1, 2047), chosen(2, 2048)] == ["n64", "n96", "n96"]
     assert [chosen(2, 4095), chosen(2, 4096), chosen(0, 0)] == ["n96", "", "n96"]
+
+
+def test_labels_of_plans() -> None:
+    assert [plan_label(plan.name) for plan in plans(KEYS[0], [("__n64", {"max_batch": 2})])] == ["n64", "general"]
+
+
+def test_keys_of_forward_calls() -> None:
+    assert forward_key("bf16", 64, 64, False) == Key("fwd", "bf16", "64", "full", "dense")
+    assert forward_key("fp16", 192, 128, True) == Key("fwd", "fp16", "192x128", "causal", "dense")
 
 
 def test_a_miss_names_general_plans_only() -> None:
@@ -105,7 +115,7 @@ def test_miss_in_an_empty_bundle() -> None:
 
 def test_names_are_the_generator_s() -> None:
     for variant in load(SHIPPED).variants:
-        assert dispatch.kernel_name(dispatch_key(variant), ARCH) == variant.name
+        assert kernel_name(dispatch_key(variant), ARCH) == variant.name
         assert parse_name(miss(dispatch_key(variant)._replace(head_dim="40")).name).head_dim.qk == 40
 
 

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 from fa3 import contract
+from fa3.choice import choose
 from fa3.contract import BOUNDS, Extents
-from fa3.runtime import BundleError, DeviceError, bundle, dispatch, launcher, load_bundle
+from fa3.runtime import BundleError, DeviceError, bundle, launcher, load_bundle
 from fa3.runtime.bundle import Choice, ReadyKernel, default_bundle, named_bundle
 from fa3.runtime.launcher import NativeLauncher
 from hypothesis import given
@@ -235,7 +236,7 @@ def test_the_choice_of_a_call_is_that_of_the_manifest(bounds: list[dict[str, int
     call = Extents(*data.draw(st.tuples(*[st.integers(0, 7)] * 5)))
     q = torch.Size((call.batch, call.seqlen_q, call.heads_q, 64))
     v = torch.Size((call.batch, call.seqlen_k, call.heads_k, 64))
-    assert choice.kernel(q, v).name == dispatch.choose(entries, call).name
+    assert choice.kernel(q, v).name == choose(entries, call).name
 
 
 @pytest.mark.parametrize("device", [None, "cuda", torch.device("cuda"), 2, "cuda:2"])

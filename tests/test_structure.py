@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fa3.contract import Key
 
 from fa3gen.errors import CODES
 from fa3gen.features import FEATURES, Feature
 from fa3gen.model import Arch, Family
 from fa3gen.toolchain import DSL
+from tests.runtime_bundle import write_bundle
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -122,6 +124,7 @@ def test_torch_is_blocked(without_torch: Mapping[str, str]) -> None:
         ["build", "--dry-run"],
         ["inspect", "--source", KERNEL],
         ["build", "--help"],
+        ["explain", "--help"],
         ["verify", "--help"],
         ["bench", "--help"],
         ["tune", "--help"],
@@ -147,6 +150,13 @@ def test_build_needs_no_torch(without_torch: Mapping[str, str], tmp_path: Path) 
     result = _python(without_torch, "-m", "fa3gen.cli", "build", KERNEL, "-j", "1", "--build-dir", str(tmp_path))
     assert result.returncode == 0, result.stderr
     assert (tmp_path / "bundle" / "cubins" / f"{KERNEL}.cubin").stat().st_size > 0
+
+
+def test_explain_needs_no_torch(without_torch: Mapping[str, str], tmp_path: Path) -> None:
+    (name, *_) = [entry.name for entry in write_bundle(tmp_path, [Key("fwd", "bf16", "64", "full", "dense")]).kernels]
+    words = ["explain", "--bundle", str(tmp_path), "--head-dim", "64", "--seqlen-q", "9", "--heads-q", "1"]
+    result = _python(without_torch, "-m", "fa3gen.cli", *words)
+    assert result.stdout.splitlines()[0] == name, result.stderr
 
 
 # --- who imports whom: what import-linter (.importlinter) cannot say

@@ -9,11 +9,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fa3.contract import Extents, Key
+from fa3.choice import GENERAL, choose, forward_key, plan_label
+from fa3.contract import Extents
 
 from fa3gen.bench.shapes import Shape
 from fa3gen.errors import UsageError, listing
-from fa3gen.model import SUFFIX_MARK
 
 if TYPE_CHECKING:
     from fa3.contract import KernelEntry
@@ -68,15 +68,6 @@ def check_names(names: Sequence[str]) -> None:
         raise UsageError(f"two columns have one name: {', '.join((*names, *PEERS))}", hint="rename the bundle's folder")
 
 
-#: The label of a variant's plan for every size.
-GENERAL = "general"
-
-
-def plan_label(kernel: str) -> str:
-    """What tells a kernel from the other plans of its variant: ``m256n64s4``, or ``general``."""
-    return kernel.partition(SUFFIX_MARK)[2] or GENERAL
-
-
 def load_bundle(folder: Path) -> Bundle:
     """The runtime's bundle; raises UsageError where the folder holds none."""
     from fa3 import runtime
@@ -126,11 +117,9 @@ def plans(bundle: Bundle, patterns: Sequence[str]) -> list[Contender]:
 
 
 def _serving(bundle: Bundle, shape: Shape) -> str | None:
-    from fa3.runtime import dispatch
-
-    key = Key("fwd", shape.dtype, str(shape.head_dim), shape.mask, "dense")
+    key = forward_key(shape.dtype, shape.head_dim, shape.head_dim, shape.causal)
     call = Extents(shape.batch, shape.seqlen_q, shape.seqlen_k, shape.heads_q, shape.heads_k)
-    return dispatch.choose(bundle.kernels[key], call).name if key in bundle.kernels else None
+    return choose(bundle.kernels[key], call).name if key in bundle.kernels else None
 
 
 def peer(name: str) -> Contender:

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from fa3gen.bench.peers import GENERAL, plan_label
+from fa3.choice import GENERAL, plan_label
+
 from fa3gen.bench.shapes import Shape
 from fa3gen.bench.timing import Times
 

@@ -18,6 +18,7 @@ COMMANDS = {
     "render": "Render the committed sources, or check them.",
     "build": "Compile kernels and pack them into a bundle.",
     "inspect": "Show one kernel: plan, parameters, resources, code.",
+    "explain": "Show which kernel of a bundle a call would take, and why.",
     "verify": "Run the test cases on a GPU and write the evidence.",
     "bench": "Time the kernels against others on a GPU.",
     "tune": "Search plans: build candidates, time them on a GPU, choose.",

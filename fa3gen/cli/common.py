@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from fa3 import contract
+from fa3.contract import Manifest
 
 from fa3gen import evidence, matrix
+from fa3gen.errors import MachineError, UsageError
 from fa3gen.model import ForwardPlan
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -71,6 +74,17 @@ def load(config: Path, select: Sequence[str] = (), preset: str | None = None) ->
 def load_evidence() -> Mapping[str, Mapping[str, Any]]:
     """What has been verified, by kernel; empty where there is no record."""
     return evidence.read(EVIDENCE)
+
+
+def read_manifest(bundle: Path) -> Manifest:
+    """A bundle's table of contents; raises MachineError where there is none, UsageError where it is damaged."""
+    file = bundle / contract.MANIFEST
+    try:
+        return contract.manifest_from_json(json.loads(file.read_text("utf-8")))
+    except OSError as error:
+        raise MachineError(f"no bundle at {bundle}: {error.strerror}", hint="run `fa3gen build` first") from error
+    except ValueError as error:
+        raise UsageError(f"{file}: {error}", hint="run `fa3gen build`") from error
 
 
 def when_json(plan: ForwardPlan) -> dict[str, int] | None:

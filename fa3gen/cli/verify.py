@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 import time
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
@@ -17,7 +16,7 @@ from fa3.contract import KernelEntry, Manifest
 from fa3gen import evidence
 from fa3gen.cli import common
 from fa3gen.digest import sha256
-from fa3gen.errors import ExitCode, Fa3genError, MachineError, UsageError
+from fa3gen.errors import ExitCode, Fa3genError, UsageError
 from fa3gen.evidence import State
 from fa3gen.model import SUFFIX_MARK
 from fa3gen.verify import cases, sanitizer
@@ -82,7 +81,7 @@ def command(
     quiet: bool,
 ) -> int:
     """Run the test cases on a GPU and write the evidence; by default what the evidence lacks."""
-    manifest = _manifest(bundle)
+    manifest = common.read_manifest(bundle)
     kernels = _selected(manifest, select)
     if check:
         _check_cubins(kernels, bundle)
@@ -90,16 +89,6 @@ def command(
     if tools:
         return _sanitize(kernels, bundle, folder, manifest.arch, tools)
     return _run(kernels, bundle, folder, manifest.arch, quick, small, everything, timeout, as_json, verbose)
-
-
-def _manifest(bundle: Path) -> Manifest:
-    file = bundle / contract.MANIFEST
-    try:
-        return contract.manifest_from_json(json.loads(file.read_text("utf-8")))
-    except OSError as error:
-        raise MachineError(f"no bundle at {bundle}: {error.strerror}", hint="run `fa3gen build` first") from error
-    except ValueError as error:
-        raise UsageError(f"{file}: {error}", hint="run `fa3gen build`") from error
 
 
 def _selected(manifest: Manifest, select: Sequence[str]) -> list[KernelEntry]:

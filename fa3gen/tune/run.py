@@ -11,9 +11,9 @@ from pathlib import Path
 
 import torch
 from fa3 import contract
+from fa3.choice import kernel_name
 from fa3.contract import KernelEntry
 from fa3.runtime import Bundle
-from fa3.runtime.dispatch import kernel_name
 from fa3.runtime.launcher import Launcher
 
 from fa3gen.bench import data, peers, timing

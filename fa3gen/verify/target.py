@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
+from fa3.choice import head_dims
 from fa3.contract import KernelEntry
 from fa3.runtime.bundle import Bundle, ReadyKernel
-from fa3.runtime.dispatch import head_dims
 from torch import Tensor
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}

@@ -25,6 +25,9 @@ MANIFEST = "manifest.json"
 INDEX = "index.txt"
 CUBIN_DIR = "cubins"
 
+#: In the name of a kernel, between the variant's name and what a further plan of it does otherwise.
+SUFFIX_MARK = "__"
+
 #: K and V of the heads that are worked on together should stay in L2: half of the 60 MB of an H100/H200, the rest is
 #: Q, O and slack.
 L2_SECTION_BYTES = 32 << 20
@@ -91,6 +94,16 @@ class Bounds:
     def fit(self, call: Extents) -> bool:
         """Whether the plan is meant for ``call``."""
         return all(low <= value <= high for low, value, high in zip(self.least, call, self.greatest, strict=True))
+
+    def misfit(self, call: Extents) -> str:
+        """Where ``call`` is outside: ``seqlen_k 4096 is above 2047``; "" where the plan is meant for it."""
+        parts = []
+        for extent, low, value, high in zip(Extents._fields, self.least, call, self.greatest, strict=True):
+            if value < low:
+                parts.append(f"{extent} {value} is below {low}")
+            elif value > high:
+                parts.append(f"{extent} {value} is above {high}")
+        return ", ".join(parts)
 
     def __str__(self) -> str:
         """``seqlen_k <= 2047, 1024 <= seqlen_q``."""

@@ -14,19 +14,23 @@ except ModuleNotFoundError as error:
         name="torch",
     ) from error
 
+from fa3.explanation import Explanation
 from fa3.runtime import reference
 from fa3.runtime.api import attention
 from fa3.runtime.bundle import Bundle, load_bundle
 from fa3.runtime.errors import BundleError, DeviceError, GradientNotBuilt, Unsupported, VariantNotBuilt
+from fa3.runtime.explaining import explain
 
 __all__ = [
     "Bundle",
     "BundleError",
     "DeviceError",
+    "Explanation",
     "GradientNotBuilt",
     "Unsupported",
     "VariantNotBuilt",
     "attention",
+    "explain",
     "load_bundle",
     "reference",
 ]

@@ -16,7 +16,7 @@ from fa3.runtime.bundle import Bundle
 if TYPE_CHECKING:
     from typing_extensions import TypedDict, Unpack
 
-    class _Options(TypedDict, total=False):
+    class Options(TypedDict, total=False):
         """The keyword arguments of :func:`attention` that do not change what it returns."""
 
         causal: bool
@@ -56,15 +56,15 @@ _is_grad_enabled = torch.is_grad_enabled
 
 @overload
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[False] = False, **options: Unpack[_Options]
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[False] = False, **options: Unpack[Options]
 ) -> Tensor: ...
 @overload
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[True], **options: Unpack[_Options]
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[True], **options: Unpack[Options]
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool, **options: Unpack[_Options]
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool, **options: Unpack[Options]
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 def attention(
     q: Tensor,
@@ -172,8 +172,8 @@ def attention(
         )
     if window_size is not request.NO_WINDOW:
         causal = request.check_window(window_size, causal)
-    if bundle is not None and not isinstance(bundle, Bundle):
-        raise TypeError(f"bundle is a {type(bundle).__name__}; allowed: what fa3.runtime.load_bundle returns")
+    if bundle is not None:
+        bundles.check_bundle(bundle)
 
     if _is_compiling() or not _is_plain(q, k, v, out):
         return autograd.call(q, k, v, causal, softmax_scale, sm_margin, out, return_lse, bundle)

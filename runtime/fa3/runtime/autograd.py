@@ -35,11 +35,7 @@ def call(
     bundle: Bundle | None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """The attention call through a registered op."""
-    for name, tensor in (("q", q), ("k", k), ("v", v)) + ((("out", out),) if out is not None else ()):
-        request.check_tensor(name, tensor)
-    _refuse_gradient(q, k, v, out)
-    if not torch.compiler.is_compiling():
-        _refuse_transforms(q, k, v)
+    check(q, k, v, out)
     path = "" if bundle is None else bundle.name
     if out is None:
         out, lse = torch.ops.fa3.attention(q, k, v, causal, softmax_scale, sm_margin, path)
@@ -47,6 +43,15 @@ def call(
         lse = eager.new_lse(q) if return_lse else None
         torch.ops.fa3.attention_out(q, k, v, out, lse, causal, softmax_scale, sm_margin, path)
     return (out, lse) if return_lse else out
+
+
+def check(q: Tensor, k: Tensor, v: Tensor, out: Tensor | None) -> None:
+    """That the arguments are tensors of which torch wants nothing that the kernels lack."""
+    for name, tensor in (("q", q), ("k", k), ("v", v)) + ((("out", out),) if out is not None else ()):
+        request.check_tensor(name, tensor)
+    _refuse_gradient(q, k, v, out)
+    if not torch.compiler.is_compiling():
+        _refuse_transforms(q, k, v)
 
 
 def mark_written(out: Tensor) -> None:

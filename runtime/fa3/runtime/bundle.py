@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from fa3.choice import head_dims
 from fa3.contract import (
     INDEX,
     MANIFEST,
@@ -146,7 +147,7 @@ class Bundle:
             if kernel is None:
                 self.native.check_arch(device, self.manifest.arch)
                 launch = self.native.prepare(self._handle, entry.name, device)
-                scale = 1.0 / math.sqrt(dispatch.head_dims(entry.key)[0])
+                scale = 1.0 / math.sqrt(head_dims(entry.key)[0])
                 kernel = ReadyKernel(entry.name, launch, scale, self.native.num_sms(device))
                 self._loaded[entry.name, device] = kernel
         return kernel
@@ -184,6 +185,12 @@ def load_bundle(path: str | os.PathLike[str], *, default: bool = True) -> Bundle
         if default:
             _default = bundle
     return bundle
+
+
+def check_bundle(bundle: object) -> None:
+    """That the argument ``bundle`` is one."""
+    if not isinstance(bundle, Bundle):
+        raise TypeError(f"bundle is a {type(bundle).__name__}; allowed: what fa3.runtime.load_bundle returns")
 
 
 def default_bundle() -> Bundle:

@@ -73,12 +73,11 @@ def forward_into(
 
 
 def find(q: Tensor, k: Tensor, v: Tensor, causal: bool, bundle: Bundle) -> tuple[KernelEntry, ...]:
-    """The plans that a call may take, after every check that needs no memory address (so for fake tensors too).
+    """The plans that a call may take; :func:`request.checked_key` says what is checked.
 
     The extents, which may be symbolic, are not held against the plans' bounds.
     """
-    request.check_inputs(q, k, v)
-    return bundle.find(request.key(q.dtype, q.shape[3], v.shape[3], request.check_flag("causal", causal)))
+    return bundle.find(request.checked_key(q, k, v, causal))
 
 
 def new_lse(q: Tensor) -> Tensor:

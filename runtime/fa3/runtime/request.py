@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fa3.choice import forward_key
 from fa3.contract import LOG2_E, Key
 from fa3.runtime.errors import Unsupported
 
@@ -55,11 +56,12 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
 }
 
 
-def key(dtype: torch.dtype, head_dim: int, head_dim_v: int, causal: bool) -> Key:
-    """The dispatch key of a dense forward call."""
-    qk, v = int(head_dim), int(head_dim_v)  # where they are symbolic, the caller is specialised to them
-    dims = str(qk) if qk == v else f"{qk}x{v}"
-    return Key("fwd", DTYPES[dtype], dims, "causal" if causal else "full", "dense")
+def checked_key(q: Tensor, k: Tensor, v: Tensor, causal: Any) -> Key:
+    """The dispatch key of a call, after every check that needs no memory address (so for fake tensors too)."""
+    check_inputs(q, k, v)
+    # where the head dims are symbolic, the caller is specialised to them
+    head_dim, head_dim_v = int(q.shape[3]), int(v.shape[3])
+    return forward_key(DTYPES[q.dtype], head_dim, head_dim_v, check_flag("causal", causal))
 
 
 def check_tensor(name: str, tensor: Any) -> None:
@@ -171,12 +173,15 @@ def check_flag(name: str, value: Any) -> bool:
     return bool(value)
 
 
-def check_sm_margin(sm_margin: Any, num_sms: int) -> int:
-    """``sm_margin`` as an int that leaves the launch a multiprocessor."""
+def check_sm_margin(sm_margin: Any, num_sms: int | None) -> int:
+    """``sm_margin`` as an int that leaves the launch a multiprocessor; without ``num_sms`` no device is known yet."""
     if not isinstance(sm_margin, numbers.Integral) or isinstance(sm_margin, bool):
         raise TypeError(f"sm_margin is {sm_margin!r}; allowed: an int")
     value = int(sm_margin)
-    if not 0 <= value < num_sms:
+    if num_sms is None:
+        if value < 0:
+            raise ValueError(f"sm_margin is {value}; allowed: 0 and more")
+    elif not 0 <= value < num_sms:
         raise ValueError(f"sm_margin is {value}; allowed: 0 to {num_sms - 1}, as the device has {num_sms} SMs")
     return value
 
