@@ -265,13 +265,16 @@ def _paired(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
 def _fused(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
     """Slices of one projection, v's head_dim being another."""
     parts = [tensor.flatten(2) for tensor in (q, k, v)]
-    slices = torch.cat(parts, dim=2).split([part.shape[2] for part in parts], dim=2)
+    fused = torch.cat(parts, dim=2)
+    ends = [sum(part.shape[2] for part in parts[: i + 1]) for i in range(3)]
+    slices = [fused[:, :, end - part.shape[2] : end] for part, end in zip(parts, ends, strict=True)]
     return Inputs(*(part.unflatten(2, tensor.shape[2:]) for part, tensor in zip(slices, (q, k, v), strict=True)))
 
 
 def _beside(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
-    """k and v of a head beside each other, as one projection gives them: (batch, seqlen, heads, head_dim + head_dim_v)."""
-    return Inputs(q, *torch.cat((k, v), dim=3).split([k.shape[3], v.shape[3]], dim=3))
+    """k and v of a head beside each other, as a projection gives them: (batch, seqlen, heads, head_dim + head_dim_v)."""
+    both = torch.cat((k, v), dim=3)
+    return Inputs(q, both[..., : k.shape[3]], both[..., k.shape[3] :])
 
 
 def _shared_batch(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
