@@ -268,11 +268,11 @@ def _fused(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
     fused = torch.cat(parts, dim=2)
     ends = [sum(part.shape[2] for part in parts[: i + 1]) for i in range(3)]
     slices = [fused[:, :, end - part.shape[2] : end] for part, end in zip(parts, ends, strict=True)]
-    return Inputs(*(part.unflatten(2, tensor.shape[2:]) for part, tensor in zip(slices, (q, k, v), strict=True)))
+    return Inputs(*(part.view(tensor.shape) for part, tensor in zip(slices, (q, k, v), strict=True)))
 
 
 def _beside(q: Tensor, k: Tensor, v: Tensor) -> Inputs:
-    """k and v of a head beside each other, as a projection gives them: (batch, seqlen, heads, head_dim + head_dim_v)."""
+    """k and v of a head beside each other, as a projection gives them: (batch, seqlen, heads, both dims)."""
     both = torch.cat((k, v), dim=3)
     return Inputs(q, both[..., : k.shape[3]], both[..., k.shape[3] :])
 
