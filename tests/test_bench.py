@@ -137,6 +137,22 @@ def test_a_wrong_shape_is_named(tmp_path: Path, text: str, message: str) -> None
         shapes.named(str(file))
 
 
+def test_head_dims_that_differ(tmp_path: Path) -> None:
+    both = Shape("bf16", 192, "full", 1, 512, 512, 16, 16, head_dim_v=128)
+    assert (both.dims, both.group, both.v_dim) == ("192x128", "bf16 d192x128 full", 128)
+    assert both.flops == 2 * 16 * 512 * 512 * (192 + 128)
+    assert {shape.dims for shape in shapes.dims()} == {"96", "192", "192x128", "64x256"}
+    assert len(set(shapes.dims())) == 32
+    file = tmp_path / "shapes.yaml"
+    file.write_text(
+        "- {seqlen_q: 512, heads_q: 16, head_dim: 192, head_dim_v: 128}\n"
+        "- {seqlen_q: 512, heads_q: 16, head_dim: 192, head_dim_v: 192}\n"
+    )
+    assert shapes.read(file) == (both, replace(both, head_dim_v=0))
+    q, k, v = data.make(both, device="cpu")
+    assert (q.shape[3], k.shape[3], v.shape[3]) == (192, 192, 128)
+
+
 def test_no_set_and_no_file() -> None:
     with pytest.raises(UsageError, match="no set and no file 'papre'"):
         shapes.named("papre")

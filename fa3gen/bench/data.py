@@ -22,18 +22,18 @@ _QUERY = 32.0
 
 
 def make(shape: Shape, kind: str = "normal", device: str = "cuda") -> tuple[Tensor, Tensor, Tensor]:
-    """q, k, v: contiguous (batch, seqlen, heads, head_dim); the same in every run."""
+    """q, k, v: contiguous (batch, seqlen, heads, head_dim, or v_dim of v); the same in every run."""
     import torch
 
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[shape.dtype]
     generator = torch.Generator(device).manual_seed(shape.seqlen_q * 1009 + shape.seqlen_k)
 
-    def normal(seqlen: int, heads: int) -> Tensor:
-        size = (shape.batch, seqlen, heads, shape.head_dim)
+    def normal(seqlen: int, heads: int, head_dim: int) -> Tensor:
+        size = (shape.batch, seqlen, heads, head_dim)
         return torch.randn(size, generator=generator, device=device, dtype=dtype)
 
-    q = normal(shape.seqlen_q, shape.heads_q)
-    k, v = normal(shape.seqlen_k, shape.heads_k), normal(shape.seqlen_k, shape.heads_k)
+    q = normal(shape.seqlen_q, shape.heads_q, shape.head_dim)
+    k, v = (normal(shape.seqlen_k, shape.heads_k, head_dim) for head_dim in (shape.head_dim, shape.v_dim))
     KINDS[kind](shape, q, k)
     return q, k, v
 

@@ -19,7 +19,7 @@ MASKS = ("full", "causal")
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Attention of q (batch, seqlen_q, heads_q, head_dim) on k and v (batch, seqlen_k, heads_k, head_dim)."""
+    """Attention of q (batch, seqlen_q, heads_q, head_dim) on k and v (batch, seqlen_k, heads_k, head_dim or v_dim)."""
 
     dtype: str
     head_dim: int
@@ -30,6 +30,16 @@ class Shape:
     heads_q: int
     heads_k: int
     name: str = ""  # of the model that it comes from
+    head_dim_v: int = 0  # of v and out, where it is another: see v_dim
+
+    @property
+    def v_dim(self) -> int:
+        return self.head_dim_v or self.head_dim
+
+    @property
+    def dims(self) -> str:
+        """The head dims as kernels' names spell them."""
+        return str(self.head_dim) if self.v_dim == self.head_dim else f"{self.head_dim}x{self.v_dim}"
 
     @property
     def causal(self) -> bool:
@@ -38,7 +48,7 @@ class Shape:
     @property
     def group(self) -> str:
         """What is tabled together, which is what one kernel does: ``bf16 d128 causal``."""
-        return f"{self.dtype} d{self.head_dim} {self.mask}"
+        return f"{self.dtype} d{self.dims} {self.mask}"
 
     @property
     def label(self) -> str:
@@ -62,7 +72,7 @@ class Shape:
     @property
     def flops(self) -> float:
         """Of the two products."""
-        return 4.0 * self.batch * self.heads_q * self.pairs * self.head_dim
+        return 2.0 * self.batch * self.heads_q * self.pairs * (self.head_dim + self.v_dim)
 
     def tflops(self, milliseconds: float) -> float:
         """TFLOP/s of a call that takes ``milliseconds``."""
@@ -138,6 +148,15 @@ def odd() -> tuple[Shape, ...]:
     )
 
 
+def dims() -> tuple[Shape, ...]:
+    """Head dims beside the usual ones: 16k tokens, heads about 2048 wide together."""
+    return tuple(
+        Shape("bf16", qk, mask, TOKENS // seqlen, seqlen, seqlen, heads, heads, head_dim_v=v)
+        for qk, v, heads in ((96, 96, 21), (192, 192, 10), (192, 128, 16), (64, 256, 8))
+        for mask, seqlen in product(MASKS, (512, 2048, 8192, 16384))
+    )
+
+
 #: (model, query heads, key/value heads, head_dim) on one GPU: TP8 is one of eight.
 MODELS = (
     ("Llama-3.2-1B", 32, 8, 64),
@@ -166,14 +185,14 @@ def llama() -> tuple[Shape, ...]:
     )
 
 
-SETS: Mapping[str, Callable[[], tuple[Shape, ...]]] = {"paper": paper, "odd": odd, "llama": llama}
+SETS: Mapping[str, Callable[[], tuple[Shape, ...]]] = {"paper": paper, "odd": odd, "dims": dims, "llama": llama}
 
 
 # --- sets of a file
 
 _DEFAULTS: Mapping[str, Any] = {"batch": 1, "mask": "full", "dtype": "bf16", "name": ""}
 _REQUIRED = ("seqlen_q", "heads_q", "head_dim")
-_COUNTS = ("batch", "seqlen_q", "seqlen_k", "heads_q", "heads_k", "head_dim")
+_COUNTS = ("batch", "seqlen_q", "seqlen_k", "heads_q", "heads_k", "head_dim", "head_dim_v")
 _WORDS = {"mask": MASKS, "dtype": DTYPES}
 
 
@@ -191,7 +210,7 @@ def read(file: Path) -> tuple[Shape, ...]:
     """The shapes that a file lists, as YAML or as JSON lines; raises UsageError.
 
     Each is a mapping of seqlen_q, heads_q, head_dim; and, where they are not the default, seqlen_k (seqlen_q), heads_k
-    (heads_q), batch (1), mask (full), dtype (bf16), name ("").
+    (heads_q), head_dim_v (head_dim), batch (1), mask (full), dtype (bf16), name ("").
     """
     try:
         text = file.read_text("utf-8")
@@ -218,7 +237,8 @@ def _parse(where: str, entry: Any) -> Shape:
     if missing or unknown:
         what = f"lacks {', '.join(missing)}" if missing else f"has no field {', '.join(unknown)}"
         raise UsageError(f"{where} {what}", hint=f"the fields are {', '.join(sorted(known))}")
-    fields = {**_DEFAULTS, "seqlen_k": entry["seqlen_q"], "heads_k": entry["heads_q"], **entry}
+    same = {"seqlen_k": "seqlen_q", "heads_k": "heads_q", "head_dim_v": "head_dim"}
+    fields = {**_DEFAULTS, **{name: entry[other] for name, other in same.items()}, **entry}
     for name in _COUNTS:
         if type(fields[name]) is not int or fields[name] < 1:
             raise UsageError(f"{where}: {name} is {fields[name]!r}", hint="write a positive integer")
@@ -227,7 +247,8 @@ def _parse(where: str, entry: Any) -> Shape:
             raise UsageError(f"{where}: {name} is {fields[name]!r}", hint=f"choose of {', '.join(allowed)}")
     if fields["heads_q"] % fields["heads_k"]:
         raise UsageError(f"{where}: heads_q is no multiple of heads_k", hint="each key head serves equally many heads")
-    return Shape(**{**fields, "name": str(fields["name"])})
+    head_dim_v = 0 if fields["head_dim_v"] == fields["head_dim"] else fields["head_dim_v"]  # shapes compare as equal
+    return Shape(**{**fields, "name": str(fields["name"]), "head_dim_v": head_dim_v})
 
 
 # --- selection

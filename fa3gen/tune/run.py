@@ -150,7 +150,7 @@ def _problems(candidate: Candidate, known: Records) -> tuple[str, ...]:
 
 def _fits(candidate: Candidate, shape: Shape) -> bool:
     key = candidate.entry.key
-    return (key.dtype, key.head_dim, key.mask) == (shape.dtype, str(shape.head_dim), shape.mask)
+    return (key.dtype, key.head_dim, key.mask) == (shape.dtype, shape.dims, shape.mask)
 
 
 def _check(candidate: Candidate, device: torch.device, options: Options) -> Check:
