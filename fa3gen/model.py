@@ -9,6 +9,7 @@ from enum import Enum
 from functools import cache
 from typing import Any, get_type_hints
 
+from fa3.choice import spell_head_dims
 from fa3.contract import SUFFIX_MARK, Bounds
 
 from fa3gen.errors import Location
@@ -89,7 +90,7 @@ class HeadDim:
         return cls(qk, v)
 
     def __str__(self) -> str:
-        return str(self.qk) if self.qk == self.v else f"{self.qk}x{self.v}"
+        return spell_head_dims(self.qk, self.v)
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -37,8 +37,7 @@ def choose(plans: Sequence[KernelEntry], call: Extents) -> KernelEntry:
 
 def forward_key(dtype: str, head_dim: int, head_dim_v: int, causal: bool) -> Key:
     """The key of a dense forward call with these head dims of q/k and of v."""
-    dims = str(head_dim) if head_dim == head_dim_v else f"{head_dim}x{head_dim_v}"
-    return Key("fwd", dtype, dims, "causal" if causal else "full", "dense")
+    return Key("fwd", dtype, spell_head_dims(head_dim, head_dim_v), "causal" if causal else "full", "dense")
 
 
 def plan_label(kernel: str) -> str:
@@ -65,6 +64,11 @@ def nearest(kernels: Table, key: Key) -> list[KernelEntry]:
         return len(differences(key, entry.key)), sum(gaps), entry.name
 
     return sorted((plans[-1] for plans in kernels.values()), key=distance)[:NEAREST]
+
+
+def spell_head_dims(qk: int, v: int) -> str:
+    """Head dims of q/k and of v as keys and names have them: ``128``, or ``192x128`` where they differ."""
+    return str(qk) if qk == v else f"{qk}x{v}"
 
 
 def head_dims(key: Key) -> tuple[int, int]:
