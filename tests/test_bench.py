@@ -139,7 +139,7 @@ def test_a_wrong_shape_is_named(tmp_path: Path, text: str, message: str) -> None
 
 def test_head_dims_that_differ(tmp_path: Path) -> None:
     both = Shape("bf16", 192, "full", 1, 512, 512, 16, 16, head_dim_v=128)
-    assert (both.dims, both.group, both.head_dim_v) == ("192x128", "bf16 d192x128 full", 128)
+    assert (both.dims, both.group, both.v_dim) == ("192x128", "bf16 d192x128 full", 128)
     assert both.flops == 2 * 16 * 512 * 512 * (192 + 128)
     assert {shape.dims for shape in shapes.dims()} == {"96", "192", "192x128", "64x256"}
     assert len(set(shapes.dims())) == 32

@@ -22,7 +22,7 @@ _QUERY = 32.0
 
 
 def make(shape: Shape, kind: str = "normal", device: str = "cuda") -> tuple[Tensor, Tensor, Tensor]:
-    """q, k, v: contiguous (batch, seqlen, heads, head_dim, of v head_dim_v); the same in every run."""
+    """q, k, v: contiguous (batch, seqlen, heads, head_dim, or v_dim of v); the same in every run."""
     import torch
 
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[shape.dtype]
@@ -33,7 +33,7 @@ def make(shape: Shape, kind: str = "normal", device: str = "cuda") -> tuple[Tens
         return torch.randn(size, generator=generator, device=device, dtype=dtype)
 
     q = normal(shape.seqlen_q, shape.heads_q, shape.head_dim)
-    k, v = (normal(shape.seqlen_k, shape.heads_k, head_dim) for head_dim in (shape.head_dim, shape.head_dim_v))
+    k, v = (normal(shape.seqlen_k, shape.heads_k, head_dim) for head_dim in (shape.head_dim, shape.v_dim))
     KINDS[kind](shape, q, k)
     return q, k, v
 

@@ -117,7 +117,7 @@ def plans(bundle: Bundle, patterns: Sequence[str]) -> list[Contender]:
 
 
 def _serving(bundle: Bundle, shape: Shape) -> str | None:
-    key = forward_key(shape.dtype, shape.head_dim, shape.head_dim_v, shape.causal)
+    key = forward_key(shape.dtype, shape.head_dim, shape.v_dim, shape.causal)
     call = Extents(shape.batch, shape.seqlen_q, shape.seqlen_k, shape.heads_q, shape.heads_k)
     return choose(bundle.kernels[key], call).name if key in bundle.kernels else None
 

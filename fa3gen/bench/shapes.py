@@ -20,7 +20,7 @@ MASKS = ("full", "causal")
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Attention of q (batch, seqlen_q, heads_q, head_dim) on k and v (batch, seqlen_k, heads_k, their head dim)."""
+    """Attention of q (batch, seqlen_q, heads_q, head_dim) on k and v (batch, seqlen_k, heads_k, head_dim or v_dim)."""
 
     dtype: str
     head_dim: int
@@ -31,15 +31,16 @@ class Shape:
     heads_q: int
     heads_k: int
     name: str = ""  # of the model that it comes from
-    head_dim_v: int = 0  # of v and out; 0 becomes head_dim
+    head_dim_v: int = 0  # of v and out, where it is another: see v_dim
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "head_dim_v", self.head_dim_v or self.head_dim)
+    @property
+    def v_dim(self) -> int:
+        return self.head_dim_v or self.head_dim
 
     @property
     def dims(self) -> str:
         """The head dims as kernels' names spell them."""
-        return spell_head_dims(self.head_dim, self.head_dim_v)
+        return spell_head_dims(self.head_dim, self.v_dim)
 
     @property
     def causal(self) -> bool:
@@ -72,7 +73,7 @@ class Shape:
     @property
     def flops(self) -> float:
         """Of the two products."""
-        return 2.0 * self.batch * self.heads_q * self.pairs * (self.head_dim + self.head_dim_v)
+        return 2.0 * self.batch * self.heads_q * self.pairs * (self.head_dim + self.v_dim)
 
     def tflops(self, milliseconds: float) -> float:
         """TFLOP/s of a call that takes ``milliseconds``."""
@@ -247,7 +248,8 @@ def _parse(where: str, entry: Any) -> Shape:
             raise UsageError(f"{where}: {name} is {fields[name]!r}", hint=f"choose of {', '.join(allowed)}")
     if fields["heads_q"] % fields["heads_k"]:
         raise UsageError(f"{where}: heads_q is no multiple of heads_k", hint="each key head serves equally many heads")
-    return Shape(**{**fields, "name": str(fields["name"])})
+    head_dim_v = 0 if fields["head_dim_v"] == fields["head_dim"] else fields["head_dim_v"]  # shapes compare as equal
+    return Shape(**{**fields, "name": str(fields["name"]), "head_dim_v": head_dim_v})
 
 
 # --- selection
