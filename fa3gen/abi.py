@@ -16,7 +16,7 @@ from fa3gen.model import ForwardPlan
 #: Rows of a tensor map's box for Q: each consumer warpgroup has boxes of its own.
 _WARPGROUP_ROWS = 64
 #: Spans of swizzles in bytes, which are those of a tensor map's box along head_dim.
-_SWIZZLES = (128, 64)
+_SWIZZLES = (128, 64, 32)
 _ELEMENT_BYTES = 2
 #: (batch, seqlen, heads, head_dim) innermost first; heads outside seqlen, as the kernels count.
 _DENSE_AXES = (3, 1, 2, 0)

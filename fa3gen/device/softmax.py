@@ -226,7 +226,7 @@ def next_block_frozen(acc, rows: Rows, softmax_scale_log2):
     """As :func:`next_block` for a block without masked scores, but the shift stays and O need not be scaled.
 
     What this gives is the same number as with a shift that follows the maximum, and as precise: P is rounded relative
-    to itself.  If then :func:`outgrown`, :func:`raise_shift` must follow before P is used.
+    to itself.  Then :func:`raise_outgrown` must follow before P is used.
     """
     _exponentials(wgmma.rows_columns(acc), rows, softmax_scale_log2)
 
@@ -236,6 +236,13 @@ def outgrown(rows: Rows):
     """Whether a sum of the latest block passed its limit in some row of the warp."""
     largest = cute.arch.fmax(*(rows.block_total[r] for r in range(ROWS)))
     return cute.arch.vote_any_sync(largest > 2.0**rows.range.limit)
+
+
+@cute.jit
+def raise_outgrown(acc, p_acc, rows: Rows):
+    """:func:`raise_shift` where :func:`outgrown`."""
+    if outgrown(rows):
+        raise_shift(acc, p_acc, rows)
 
 
 @cute.jit
