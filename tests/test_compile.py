@@ -125,8 +125,9 @@ def test_nothing_built_names_this_machine(name: str) -> None:
 def test_alternative_plans_compile(tmp_path: Path) -> None:
     """What templates offer and no shipped plan takes is right all the same."""
     alternatives = {}
-    for number, changes in enumerate(ALTERNATIVES.values()):
-        plan = resolve(plan_of().variant, changes)
+    others = [resolve(plan_of().variant, changes) for changes in ALTERNATIVES.values()]
+    others.append(resolve(parse_name("fwd_bf16_d128_causal_sm90a"), {"overlap_tiles": "true"}))  # narrow, and overlaps
+    for number, plan in enumerate(others):
         path = tmp_path / f"alternative{number}.py"
         path.write_text(render(plan))
         alternatives[path.stem] = (plan, Job(path.stem, str(path), OPTIONS))

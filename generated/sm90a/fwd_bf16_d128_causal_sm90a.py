@@ -598,9 +598,8 @@ def attend_frozen(
     """
     k_state, v_state = k_state.clone(), v_state.clone()
     for _ in cutlass.range(start, stop, unroll=1):
-        if const_expr(not narrow):
-            if softmax.outgrown(wg.rows):
-                softmax.raise_shift(wg.out, wg.p, wg.rows)
+        if const_expr(not narrow):  # the first block has set the shift
+            softmax.raise_outgrown(wg.out, wg.p, wg.rows)
         scores = make_scores(wg.qk)
         ring.wait_full(shared.k_ring, k_state)
         issue_qk(wg.qk, scores, rows, k_state)
@@ -615,9 +614,8 @@ def attend_frozen(
         ring.release(shared.v_ring, v_state, wg.thread)
         wgmma.convert(scores, wg.p)
         v_state.advance()
-    if const_expr(not narrow):
-        if softmax.outgrown(wg.rows):
-            softmax.raise_shift(wg.out, wg.p, wg.rows)
+    if const_expr(not narrow):  # else the loop over the other blocks looks
+        softmax.raise_outgrown(wg.out, wg.p, wg.rows)
     return k_state, v_state
 
 

@@ -582,8 +582,7 @@ def attend_frozen(
     k_state, v_state = k_state.clone(), v_state.clone()
     left = rows.n_blocks - start
     for _ in cutlass.range(start, stop, unroll=1):
-        if softmax.outgrown(wg.rows):
-            softmax.raise_shift(wg.out, wg.p, wg.rows)
+        softmax.raise_outgrown(wg.out, wg.p, wg.rows)
         scores = make_scores(wg.qk)
         ring.wait_full(shared.k_ring, k_state)
         issue_qk(wg.qk, scores, rows, k_state)
@@ -601,8 +600,7 @@ def attend_frozen(
         ring.release(shared.v_ring, v_state, wg.thread)
         wgmma.convert(scores, wg.p)
         v_state.advance()
-    if softmax.outgrown(wg.rows):
-        softmax.raise_shift(wg.out, wg.p, wg.rows)
+    softmax.raise_outgrown(wg.out, wg.p, wg.rows)
     return k_state, v_state
 
 
