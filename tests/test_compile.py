@@ -19,7 +19,7 @@ from fa3gen import abi, sass, toolchain, witness, worker
 from fa3gen import compile as compiler
 from fa3gen.digest import canonical, sha256
 from fa3gen.errors import Fa3genError, MachineError
-from fa3gen.model import Arch, Bounds, ForwardPlan
+from fa3gen.model import Arch, Bounds, ForwardPlan, parse_name
 from fa3gen.plan import resolve
 from fa3gen.render import render
 from fa3gen.witness import Trace, TracedParam
